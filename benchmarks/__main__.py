@@ -60,9 +60,7 @@ def _module(table: str) -> object:
 def measure_here(options: Options) -> None:
     """Collective: measure on this rank, with a sidecar."""
     # DDP warns about the strides of a 1x1 convolution's gradient, which is harmless.
-    warnings.filterwarnings(
-        "ignore", message="Grad strides do not match bucket view strides"
-    )
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     # A paused run makes no progress while the others run.
     watch = WatchConfig(sidecar="on", on_hang="report", hang_s=500.0)
     with RunManager(

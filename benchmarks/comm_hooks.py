@@ -83,9 +83,7 @@ class CountedText(LanguageModel):
         return [CountBytes()]
 
 
-def train(
-    bed: Any, run: Path, words: list[str], *, steps: int
-) -> tuple[float, float, float]:
+def train(bed: Any, run: Path, words: list[str], *, steps: int) -> tuple[float, float, float]:
     """One row: megabytes and milliseconds of a step, and the loss at the end."""
     first = max(2, steps // 10)
     noted, loss = train_on_hosts(
@@ -119,15 +117,7 @@ def train_on_hosts(
         environment = {**rank_variables, **master, "PYTHONPATH": str(ROOT)}
         trained = task or f"{Path(__file__)}:CountedText"
         jobs.append(
-            host.start(
-                sys.executable,
-                "-m",
-                "drumline",
-                "train",
-                trained,
-                *flags,
-                env=environment,
-            )
+            host.start(sys.executable, "-m", "drumline", "train", trained, *flags, env=environment)
         )
     codes = [job.wait(timeout_s=3600) for job in jobs]
     if any(codes):
@@ -144,12 +134,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--mbit", default="25,100", help="the links, in Mbit/s [25,100]"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=100, help="optimizer steps of each row [100]"
-    )
+    parser.add_argument("--mbit", default="25,100", help="the links, in Mbit/s [25,100]")
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each row [100]")
     options = parser.parse_args()
     from tests.multinode.hosts import Testbed
 
@@ -160,9 +146,7 @@ def main() -> None:
         f"GPT 4 layers of 128 on text, batch 8 x 64, {options.steps} steps, 2 hosts with one rank each, gloo"
     )
     for mbit in options.mbit.split(","):
-        print(
-            f"{mbit} Mbit/s          MB a step   ms a step            loss", flush=True
-        )
+        print(f"{mbit} Mbit/s          MB a step   ms a step            loss", flush=True)
         times: list[float] = []
         for name, words in ROWS.items():
             with (
@@ -171,9 +155,7 @@ def main() -> None:
             ):
                 for host in bed.hosts:
                     host.set_bandwidth(float(mbit))
-                sent, took, loss = train(
-                    bed, Path(scratch) / "run", words, steps=options.steps
-                )
+                sent, took, loss = train(bed, Path(scratch) / "run", words, steps=options.steps)
             times.append(took)
             print(
                 f"{name:<20} {sent:>8.3f} {took:>11.1f}  x {took / times[0]:.2f} {loss:>12.4f}",

@@ -66,8 +66,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for count in map(int, arguments.hosts.split(",")):
         best = min(
-            (cost(count) for _ in range(arguments.rounds)),
-            key=lambda parts: sum(parts.values()),
+            (cost(count) for _ in range(arguments.rounds)), key=lambda parts: sum(parts.values())
         )
         shown = "  ".join(f"{name} {seconds:.2f}" for name, seconds in best.items())
         goal = f"  (goal {GOAL_S:g})" if count == 256 else ""

@@ -91,11 +91,7 @@ def of_drumline(checkout: Path, folder: Path) -> float:
         env={**os.environ, "PYTHONPATH": str(checkout)},
     )
     events = (run / "events" / "rank-00000.jsonl").read_text().splitlines()
-    ends = [
-        event["time"]
-        for event in map(json.loads, events)
-        if event["kind"] == "first_step"
-    ]
+    ends = [event["time"] for event in map(json.loads, events) if event["kind"] == "first_step"]
     return float(ends[0]) - began
 
 
@@ -103,9 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--against", type=Path, help="another checkout, measured as well"
-    )
+    parser.add_argument("--against", type=Path, help="another checkout, measured as well")
     parser.add_argument("--rounds", type=int, default=7, help="[%(default)s]")
     options = parser.parse_args()
     checkouts = [HERE] if options.against is None else [HERE, options.against]
@@ -115,9 +109,7 @@ def main() -> None:
         ours_s: dict[Path, list[float]] = {checkout: [] for checkout in checkouts}
         for turn in range(options.rounds + 1):
             plain_taken_s = plain(folder)
-            taken_s = {
-                checkout: of_drumline(checkout, folder) for checkout in checkouts
-            }
+            taken_s = {checkout: of_drumline(checkout, folder) for checkout in checkouts}
             if turn:  # the first fills caches
                 plain_s.append(plain_taken_s)
                 for checkout, seconds in taken_s.items():
@@ -126,9 +118,7 @@ def main() -> None:
     print(f"plain script under torchrun: {statistics.median(plain_s):.2f} s")
     for checkout, title in zip(checkouts, ("drumline train", "before"), strict=False):
         seconds_of_turns = ours_s[checkout]
-        ratios = sorted(
-            ours / plain for ours, plain in zip(seconds_of_turns, plain_s, strict=True)
-        )
+        ratios = sorted(ours / plain for ours, plain in zip(seconds_of_turns, plain_s, strict=True))
         print(
             f"{title}: {statistics.median(seconds_of_turns):.2f} s, ratio to the plain script "
             f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}, {len(ratios)} rounds)"

@@ -56,8 +56,7 @@ class Taken:
 
     def per_second(self) -> list[float]:
         return [
-            samples / seconds
-            for samples, seconds in zip(self.samples, self.seconds, strict=True)
+            samples / seconds for samples, seconds in zip(self.samples, self.seconds, strict=True)
         ]
 
 
@@ -148,9 +147,7 @@ def _warm_up(runner: _Runner, steps: int) -> None:
         torch.cuda.empty_cache()
     if os.environ.get("RANK", "0") == "0":
         seconds = time.perf_counter() - begun
-        print(
-            f"  warm: {runner.way.name}, {seconds:.0f} s", file=sys.stderr, flush=True
-        )
+        print(f"  warm: {runner.way.name}, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 def _try(runner: _Runner, work: Callable[[], None]) -> None:

@@ -77,9 +77,7 @@ def time_heartbeats(ddp: RunManager, path: Path, rounds: int) -> None:
         for name, write in zip(times, (marks, steps), strict=True):
             begun = time.thread_time()
             write(heartbeat, num_collectives)
-            times[name].append(
-                (time.thread_time() - begun) / HEARTBEATS_PER_BLOCK * 1e6
-            )
+            times[name].append((time.thread_time() - begun) / HEARTBEATS_PER_BLOCK * 1e6)
     if ddp.is_main_process():
         for name, taken in times.items():
             print(
@@ -105,15 +103,11 @@ def count_marks(ddp: RunManager, path: Path) -> None:
 
 def run_rank(rounds: int, pairs: int, steps: int, device: str) -> None:
     # DDP warns about the strides of a 1x1 convolution's gradient, which is harmless.
-    warnings.filterwarnings(
-        "ignore", message="Grad strides do not match bucket view strides"
-    )
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     shared = Path("/dev/shm")
     with (
         tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder,
-        RunManager(
-            seed=0, device=device, run=folder, watch=WatchConfig(sidecar="on")
-        ) as ddp,
+        RunManager(seed=0, device=device, run=folder, watch=WatchConfig(sidecar="on")) as ddp,
     ):
         if pairs:
             compare_steps(ddp, pairs, steps)
@@ -172,9 +166,7 @@ def print_goal(what: str, values: Sequence[float], goal: float, unit: str) -> No
     low, middle, high = quartiles(values)
     result = "met" if middle <= goal else "MISSED"
     doubt = (
-        " (by the median; the middle half lies on both sides of it)"
-        if low <= goal < high
-        else ""
+        " (by the median; the middle half lies on both sides of it)" if low <= goal < high else ""
     )
     print(
         f"the goal for {what}, at most {goal:g}{unit and ' ' + unit}, is {result}{doubt}",
@@ -186,25 +178,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--rounds", type=int, default=30, help="blocks of heartbeats [30]")
     parser.add_argument(
-        "--rounds", type=int, default=30, help="blocks of heartbeats [30]"
+        "--pairs", type=int, default=100, help="pairs of blocks; 0: heartbeats alone [100]"
     )
     parser.add_argument(
-        "--pairs",
-        type=int,
-        default=100,
-        help="pairs of blocks; 0: heartbeats alone [100]",
-    )
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=10,
-        help="of a block; for about a second of them [10]",
+        "--steps", type=int, default=10, help="of a block; for about a second of them [10]"
     )
     parser.add_argument("--ranks", type=int, default=2, help="of this machine [2]")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]"
-    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
     options = parser.parse_args()
     if "RANK" in os.environ:
         run_rank(options.rounds, options.pairs, options.steps, options.device)
@@ -217,11 +199,7 @@ def main() -> None:
     start_ranks(
         options.ranks,
         "benchmarks.heartbeats",
-        *(
-            text
-            for name in names
-            for text in (f"--{name}", str(getattr(options, name)))
-        ),
+        *(text for name in names for text in (f"--{name}", str(getattr(options, name)))),
     )
 
 

@@ -44,9 +44,7 @@ def theirs(traces: dict[int, Path]) -> dict[int, tuple[float, float]]:
     )
     overlaps = analysis.get_comm_comp_overlap(visualize=False)
     idle = analysis.get_temporal_breakdown(visualize=False)
-    overlap_of = dict(
-        zip(overlaps["rank"], overlaps["comp_comm_overlap_pctg"], strict=True)
-    )
+    overlap_of = dict(zip(overlaps["rank"], overlaps["comp_comm_overlap_pctg"], strict=True))
     idle_of = dict(zip(idle["rank"], idle["idle_time_pctg"], strict=True))
     return {rank: (float(overlap_of[rank]), float(idle_of[rank])) for rank in traces}
 
@@ -59,27 +57,16 @@ def main() -> int:
     run = parser.parse_args().run
     result = read_profile(run)
     if result.device == "cpu":
-        raise UsageError(
-            f"{run} is a profile on the CPU: HTA reads kernels of GPUs only"
-        )
+        raise UsageError(f"{run} is a profile on the CPU: HTA reads kernels of GPUs only")
     hta_parts = theirs(
-        {
-            rank.rank: trace_path(run / PROFILE_FOLDER, rank.rank)
-            for rank in result.ranks
-        }
+        {rank.rank: trace_path(run / PROFILE_FOLDER, rank.rank) for rank in result.ranks}
     )
     worst = 0.0
     print(f"{'rank':>4}  {'overlap':>8} {'HTA':>8} {'':>7}  {'idle':>8} {'HTA':>8}")
     for rank_steps in result.ranks:
         pairs = list(zip(ours(rank_steps), hta_parts[rank_steps.rank], strict=True))
         worst = max(
-            [
-                worst,
-                *(
-                    abs(ours_percent - hta_percent)
-                    for ours_percent, hta_percent in pairs
-                ),
-            ]
+            [worst, *(abs(ours_percent - hta_percent) for ours_percent, hta_percent in pairs)]
         )
         cells = [
             f"{ours_percent:7.2f}% {hta_percent:7.2f}% {ours_percent - hta_percent:+7.2f}"

@@ -62,17 +62,13 @@ class InMemory:
     def __init__(self, dataset: Any) -> None:
         self.inputs, self.targets = dataset.batch(np.arange(len(dataset)), None)
         names = ("in_channels", "num_classes", "vocab_size")
-        self.facts = {
-            name: getattr(dataset, name) for name in names if hasattr(dataset, name)
-        }
+        self.facts = {name: getattr(dataset, name) for name in names if hasattr(dataset, name)}
         vars(self).update(self.facts)
 
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def batch(
-        self, indices: NDArray[np.int64], draws: Draws | None
-    ) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> tuple[Tensor, Tensor]:
         chosen = torch.from_numpy(indices)
         return self.inputs[chosen], self.targets[chosen]
 
@@ -95,16 +91,11 @@ def plain_work(config: Config, ddp: RunManager) -> Work:
     """The same for a loop by hand: an index is shuffled, each rank takes its part."""
     data = InMemoryTask(config).train_data()
     return Work(
-        config,
-        data.facts,
-        ddp.device,
-        _shuffled(data, (config.train.batch_size or 0), ddp),
+        config, data.facts, ddp.device, _shuffled(data, (config.train.batch_size or 0), ddp)
     )
 
 
-def _shuffled(
-    data: InMemory, batch_size: int, ddp: RunManager
-) -> Callable[[], Iterator[Batch]]:
+def _shuffled(data: InMemory, batch_size: int, ddp: RunManager) -> Callable[[], Iterator[Batch]]:
     def epoch() -> Iterator[Batch]:
         order = torch.randperm(len(data))[ddp.rank :: ddp.world_size]
         for chosen in order.split(batch_size // ddp.world_size):

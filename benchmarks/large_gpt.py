@@ -61,11 +61,7 @@ import os
 if "RANK" in os.environ:
     os.environ["NCCL_HOSTID"] = "host-" + os.environ["RANK"]
 """
-NETWORK = {
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_NTHREADS": "2",
-    "NCCL_NSOCKS_PERTHREAD": "4",
-}
+NETWORK = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_NTHREADS": "2", "NCCL_NSOCKS_PERTHREAD": "4"}
 
 
 class LargeGpt(Task):
@@ -136,10 +132,7 @@ def config_of(options: argparse.Namespace, mode: str) -> Config:
     return Config(
         model=ModelConfig(**size, activation_checkpointing=True),
         train=TrainConfig(
-            steps=100,
-            batch_size_per_rank=options.micro_batch,
-            precision="bf16",
-            step="eager",
+            steps=100, batch_size_per_rank=options.micro_batch, precision="bf16", step="eager"
         ),
         optim=OptimConfig(name="adamw", lr=1e-4, clip_norm=1.0),
         dist=DistConfig(
@@ -170,11 +163,7 @@ def measured(options: argparse.Namespace, mode: str) -> dict[str, Any]:
             times, losses = take_steps(job, options)
         finally:
             job.close()
-        measured: dict[str, Any] = {
-            "seconds": times,
-            "losses": losses,
-            "ready_s": ready_s,
-        }
+        measured: dict[str, Any] = {"seconds": times, "losses": losses, "ready_s": ready_s}
         measured["host"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if ddp.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(ddp.device)
@@ -188,9 +177,7 @@ def measured(options: argparse.Namespace, mode: str) -> dict[str, Any]:
         ddp.cleanup()
 
 
-def take_steps(
-    job: Job, options: argparse.Namespace
-) -> tuple[list[float], list[float]]:
+def take_steps(job: Job, options: argparse.Namespace) -> tuple[list[float], list[float]]:
     """Collective: the seconds of each measured step, and the loss of all. Fewer steps are measured
     where they take long."""
     take = TrainStep(job, clip_norm=1.0)
@@ -222,17 +209,8 @@ def settings_of(options: argparse.Namespace) -> list[str]:
         "width": options.width,
         "context": options.context,
     }
-    words = [
-        word
-        for name, value in values.items()
-        for word in (f"--model.{name}", str(value))
-    ]
-    words += [
-        "--task.vocabulary",
-        str(options.vocabulary),
-        "--dist.device",
-        options.device,
-    ]
+    words = [word for name, value in values.items() for word in (f"--model.{name}", str(value))]
+    words += ["--task.vocabulary", str(options.vocabulary), "--dist.device", options.device]
     return [*words, "--train.batch_size_per_rank", str(options.micro_batch)]
 
 
@@ -281,12 +259,7 @@ def drumline(
     environment = {**os.environ, **NETWORK, "PYTHONPATH": path}
     command = [sys.executable, "-m", "drumline", *words]
     return subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        check=False,
+        command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
     )
 
 
@@ -308,14 +281,10 @@ def fail_in_ddp(options: argparse.Namespace, folder: Path) -> None:
     done = drumline(words, folder, limit_s=150)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     start = next(
-        (number for number, line in enumerate(lines) if "out of memory" in line),
-        len(lines) - 4,
+        (number for number, line in enumerate(lines) if "out of memory" in line), len(lines) - 4
     )
     print("\n".join(lines[max(0, start) :][:8]))
-    print(
-        f"exit code {done.returncode} after {time.perf_counter() - begin:.0f} s\n",
-        flush=True,
-    )
+    print(f"exit code {done.returncode} after {time.perf_counter() - begin:.0f} s\n", flush=True)
 
 
 def show_mode(options: argparse.Namespace, mode: str, planned: float) -> None:
@@ -345,27 +314,17 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=24, help="[24]")
     parser.add_argument("--context", type=int, default=1024, help="[1024]")
     parser.add_argument(
-        "--vocabulary",
-        type=int,
-        default=LargeGpt.vocabulary,
-        help=f"[{LargeGpt.vocabulary}]",
+        "--vocabulary", type=int, default=LargeGpt.vocabulary, help=f"[{LargeGpt.vocabulary}]"
     )
-    parser.add_argument(
-        "--micro-batch", type=int, default=4, help="samples of a rank [4]"
-    )
+    parser.add_argument("--micro-batch", type=int, default=4, help="samples of a rank [4]")
     parser.add_argument(
         "--steps", type=int, default=3, help="measured steps of each mode, at most [3]"
     )
     parser.add_argument(
-        "--mode-s",
-        type=float,
-        default=25.0,
-        help="seconds for the measured steps of a mode [25]",
+        "--mode-s", type=float, default=25.0, help="seconds for the measured steps of a mode [25]"
     )
     parser.add_argument(
-        "--modes",
-        default="ddp,fsdp,zero1,hsdp",
-        help="in this order [ddp,fsdp,zero1,hsdp]",
+        "--modes", default="ddp,fsdp,zero1,hsdp", help="in this order [ddp,fsdp,zero1,hsdp]"
     )
     options = parser.parse_args()
     is_gpu = options.device == "cuda"
@@ -373,9 +332,7 @@ def main() -> None:
     began = time.perf_counter()
     modes = options.modes.split(",")
     name = torch.cuda.get_device_name(0) if is_gpu else "cpu"
-    print(
-        f"{name}, {memory:.1f} GiB, torch {torch.__version__}, {options.procs} ranks on it"
-    )
+    print(f"{name}, {memory:.1f} GiB, torch {torch.__version__}, {options.procs} ranks on it")
     planned = plan(options, memory / options.procs)
     if "ddp" in modes:
         with tempfile.TemporaryDirectory() as scratch:

@@ -53,9 +53,7 @@ def time_adds(ledger: Ledger) -> float:
 def time_save(ddp: RunManager, rounds: int) -> float:
     """Seconds to write down one stretch of steps, and to wait until it is on the device."""
     plan = next(
-        plan_epoch(
-            Cursor(), length=64, sharding=Sharding(batch_size=32, rank=0, world_size=1)
-        )
+        plan_epoch(Cursor(), length=64, sharding=Sharding(batch_size=32, rank=0, world_size=1))
     )
     times = []
     with tempfile.TemporaryDirectory() as folder:
@@ -80,10 +78,7 @@ def main() -> None:
         steps = engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME]))
         time_steps(steps, STEPS_PER_BLOCK)  # warm-up
         ledger = Ledger()
-        times = [
-            (time_steps(steps, STEPS_PER_BLOCK), time_adds(ledger))
-            for _ in range(rounds)
-        ]
+        times = [(time_steps(steps, STEPS_PER_BLOCK), time_adds(ledger)) for _ in range(rounds)]
         save = time_save(ddp, rounds)
         is_main = ddp.is_main_process()
     if not is_main:

@@ -50,9 +50,7 @@ def source_of(repository: str, sources: Path) -> Path:
 
 def read_verdicts(judged: dict[str, Any]) -> dict[Place, str]:
     return {
-        Place(entry["repository"], entry["path"], entry["line"], entry["rule"]): entry[
-            "verdict"
-        ]
+        Place(entry["repository"], entry["path"], entry["line"], entry["rule"]): entry["verdict"]
         for entry in judged["findings"]
     }
 
@@ -65,9 +63,7 @@ def findings_in(source: Path) -> list[Finding]:
     return [finding for finding in findings if finding.severity is not Severity.NOTE]
 
 
-def judge(
-    repository: str, source: Path, verdicts: dict[Place, str]
-) -> list[JudgedFinding]:
+def judge(repository: str, source: Path, verdicts: dict[Place, str]) -> list[JudgedFinding]:
     judged = []
     for finding in findings_in(source):
         path = Path(finding.place.path).relative_to(source)
@@ -79,9 +75,7 @@ def judge(
 
 def print_precision(findings: list[JudgedFinding]) -> None:
     for severity in (Severity.ERROR, Severity.WARNING):
-        counts = Counter(
-            finding.verdict for finding in findings if finding.severity is severity
-        )
+        counts = Counter(finding.verdict for finding in findings if finding.severity is severity)
         total = sum(counts[verdict] for verdict in VERDICTS)
         share = f" ({counts['right'] / total:.0%})" if total else ""
         parts = [f"{counts[verdict]} {verdict}" for verdict in (*VERDICTS, NOT_JUDGED)]
@@ -128,16 +122,12 @@ def main() -> int:
     print_precision(findings)
     print_rules(findings)
     reported = {finding.place for finding in findings}
-    not_reported = Counter(
-        verdict for place, verdict in verdicts.items() if place not in reported
-    )
+    not_reported = Counter(verdict for place, verdict in verdicts.items() if place not in reported)
     print(f"judged, and not reported: {dict(not_reported)}")
     for finding in findings:
         if finding.verdict != "right":
             place = finding.place
-            print(
-                f"  {finding.verdict} {place.rule} {place.repository} {place.path}:{place.line}"
-            )
+            print(f"  {finding.verdict} {place.rule} {place.repository} {place.path}:{place.line}")
     return 0 if has_all else 1
 
 

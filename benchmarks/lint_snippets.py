@@ -36,19 +36,11 @@ class Case:
 
     @property
     def shown(self) -> list[Finding]:
-        return [
-            finding
-            for finding in self.findings
-            if finding.severity is not Severity.NOTE
-        ]
+        return [finding for finding in self.findings if finding.severity is not Severity.NOTE]
 
     def on_allowed_lines(self, findings: list[Finding]) -> list[Finding]:
         places = [self.description, *self.description.get("also", [])]
-        return [
-            finding
-            for finding in findings
-            if any(_is_at(finding, place) for place in places)
-        ]
+        return [finding for finding in findings if any(_is_at(finding, place) for place in places)]
 
 
 def _is_at(finding: Finding, place: dict[str, Any]) -> bool:

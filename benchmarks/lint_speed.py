@@ -160,9 +160,7 @@ def generate(folder: Path, count: int) -> int:
         project = folder / f"project{number // PROJECT:03}"
         project.mkdir(exist_ok=True)
         text = "".join(
-            _script()
-            if number % PROJECT == PROJECT - 1
-            else _module(KINDS[number % PROJECT])
+            _script() if number % PROJECT == PROJECT - 1 else _module(KINDS[number % PROJECT])
         )
         (project / f"part{number % PROJECT}.py").write_text(text)
         lines += text.count("\n")
@@ -179,9 +177,7 @@ def _module(kind: str) -> Iterator[str]:
         if left <= 0:
             return
         yield (
-            block.format(number=number)
-            if "{{" in block
-            else block.replace("{number}", str(number))
+            block.format(number=number) if "{{" in block else block.replace("{number}", str(number))
         )
         left -= block.count("\n")
 
@@ -218,9 +214,7 @@ def usage_of(folder: Path, *flags: str) -> Usage:
 
 def least(folder: Path, rounds: int, *flags: str) -> Usage:
     """Of several runs, the one with the least CPU time."""
-    return min(
-        (usage_of(folder, *flags) for _ in range(rounds)), key=lambda usage: usage.cpu_s
-    )
+    return min((usage_of(folder, *flags) for _ in range(rounds)), key=lambda usage: usage.cpu_s)
 
 
 def print_figures(folder: Path, rounds: int) -> None:

@@ -77,19 +77,13 @@ def measure(
         ]
         with (folder / f"output-{number}").open("w") as output:
             command = [sys.executable, "-m", "drumline", "launch", *where, *words]
-            environment = {
-                **os.environ,
-                "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1",
-            }
+            environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
             launchers.append(
                 subprocess.Popen(command, stdout=output, stderr=output, env=environment)
             )
     try:
         wait_for(
-            lambda: [
-                event for event in events(run, "train") if event["step"] >= kill_at
-            ],
+            lambda: [event for event in events(run, "train") if event["step"] >= kill_at],
             f"step {kill_at}",
         )
         (rank,) = children(launchers[-1].pid, f"RANK={num_nodes - 1}")
@@ -125,9 +119,7 @@ def children(pid: int, word: str) -> list[int]:
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, IndexError):
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid and word.encode() in (
-                entry / "environ"
-            ).read_bytes().split(b"\0"):
+            if parent == pid and word.encode() in (entry / "environ").read_bytes().split(b"\0"):
                 pids.append(int(entry.name))
     return pids
 
@@ -137,28 +129,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument(
-        "--every", type=int, default=50, help="steps between two rounds [50]"
-    )
+    parser.add_argument("--every", type=int, default=50, help="steps between two rounds [50]")
     parser.add_argument("--flags", default="", help="more flags")
     options = parser.parse_args()
-    machine = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}"
+    machine = (
+        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}"
+    )
     print(f"{machine}, torch {torch.__version__}, Python {platform.python_version()}")
     print(
         f"digits, {options.nodes} nodes with one rank each on this machine, diloco:{options.every}, saved every round"
     )
-    print(
-        "dist.on_lost_node   killed after   node steps lost   the others paused, s",
-        flush=True,
-    )
+    print("dist.on_lost_node   killed after   node steps lost   the others paused, s", flush=True)
     for on_lost in ("continue", "restart"):
         with tempfile.TemporaryDirectory() as scratch:
             result = measure(
-                Path(scratch),
-                options.nodes,
-                options.every,
-                on_lost,
-                options.flags.split(),
+                Path(scratch), options.nodes, options.every, on_lost, options.flags.split()
             )
         paused = " + ".join(f"{seconds:.1f}" for seconds in result["paused"])
         print(

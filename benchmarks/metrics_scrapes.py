@@ -41,11 +41,7 @@ def scrape() -> bytes:
 
 def step_times(events: Path) -> list[tuple[float, int]]:
     """When the run had done how many steps, by its log lines."""
-    lines = [
-        json.loads(line)
-        for line in events.read_text().splitlines()
-        if line.endswith("}")
-    ]
+    lines = [json.loads(line) for line in events.read_text().splitlines() if line.endswith("}")]
     return [(line["time"], line["step"]) for line in lines if line["kind"] == "train"]
 
 
@@ -62,13 +58,9 @@ def sidecar_of(rank: int) -> int:
     """The process, which the first rank of a node has started."""
     children = Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
     threads = Path(f"/proc/{rank}/task").iterdir()
-    children += [
-        pid for thread in threads for pid in (thread / "children").read_text().split()
-    ]
+    children += [pid for thread in threads for pid in (thread / "children").read_text().split()]
     return next(
-        int(pid)
-        for pid in children
-        if "sidecar" in Path(f"/proc/{pid}/cmdline").read_text()
+        int(pid) for pid in children if "sidecar" in Path(f"/proc/{pid}/cmdline").read_text()
     )
 
 
@@ -89,9 +81,7 @@ class Moment:
 
 
 def interval(times: list[tuple[float, int]], begin: Moment, end: Moment) -> Interval:
-    inside = [
-        (moment, step) for moment, step in times if begin.time <= moment <= end.time
-    ]
+    inside = [(moment, step) for moment, step in times if begin.time <= moment <= end.time]
     (first, before), (last, after) = inside[0], inside[-1]
     rate = (after - before) / (last - first)
     seconds = end.time - begin.time
@@ -114,9 +104,7 @@ def measure(num_intervals: int, folder: Path) -> list[Interval]:
                     if b"drumline_loss{" in scrape():
                         break
                 time.sleep(0.5)
-            ranks = json.loads((folder / "run" / "environment.json").read_text())[
-                "ranks"
-            ]
+            ranks = json.loads((folder / "run" / "environment.json").read_text())["ranks"]
             pids = [rank["pid"] for rank in ranks]
             sidecar = [sidecar_of(pids[0])]
             moments = [Moment(time.time(), processor_s(pids), processor_s(sidecar))]
@@ -125,9 +113,7 @@ def measure(num_intervals: int, folder: Path) -> list[Interval]:
                     if number % 2:
                         scrape()
                     time.sleep(SCRAPE_S)
-                moments.append(
-                    Moment(time.time(), processor_s(pids), processor_s(sidecar))
-                )
+                moments.append(Moment(time.time(), processor_s(pids), processor_s(sidecar)))
         finally:
             job.terminate()
             job.wait()
@@ -136,10 +122,7 @@ def measure(num_intervals: int, folder: Path) -> list[Interval]:
 
 
 def show_ratio(what: str, values: list[float]) -> None:
-    ratios = [
-        scraped / alone
-        for alone, scraped in zip(values[::2], values[1::2], strict=True)
-    ]
+    ratios = [scraped / alone for alone, scraped in zip(values[::2], values[1::2], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     print(
         f"{what}, scraped twice a second / not scraped: {middle:.3f} ({low:.3f} to {high:.3f}, {len(ratios)} pairs)"
@@ -152,13 +135,10 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(options.intervals, Path(folder))
-    show_ratio(
-        "the ranks' processor time for a step", [each.ranks_s for each in measured]
-    )
+    show_ratio("the ranks' processor time for a step", [each.ranks_s for each in measured])
     show_ratio("steps a second", [each.steps_per_s for each in measured])
     shares = [
-        statistics.median(each.sidecar_share for each in measured[first::2])
-        for first in (0, 1)
+        statistics.median(each.sidecar_share for each in measured[first::2]) for first in (0, 1)
     ]
     print(f"the sidecar uses {shares[0]:.1%} of a core, scraped {shares[1]:.1%}")
 

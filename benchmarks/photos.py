@@ -17,12 +17,8 @@ class Photos(Dataset[tuple[Tensor, ...]]):
     """Random images in memory, cropped, mirrored and normalised. A few images are used again and
     again."""
 
-    def __init__(
-        self, length: int, *, size: int, crop: int, num_images: int = 1024
-    ) -> None:
-        self.images = torch.randint(
-            0, 256, (num_images, 3, size, size), dtype=torch.uint8
-        )
+    def __init__(self, length: int, *, size: int, crop: int, num_images: int = 1024) -> None:
+        self.images = torch.randint(0, 256, (num_images, 3, size, size), dtype=torch.uint8)
         self.length = length
         self.crop = crop
 
@@ -43,19 +39,13 @@ class PhotoBytes(Photos):
     """The images as they are, with the random numbers for `prepared`."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return (
-            self.images[index % len(self.images)],
-            torch.rand(3),
-            torch.tensor(index % CLASSES),
-        )
+        return self.images[index % len(self.images)], torch.rand(3), torch.tensor(index % CLASSES)
 
 
 def prepared(images: Tensor, chances: Tensor, crop: int) -> Tensor:
     """What `Photos` does to a sample, for a batch. The result is in channels_last."""
     places = torch.arange(crop, device=images.device)
-    top, left = (
-        (chances[:, :2] * (images.shape[-1] - crop + 1)).long().unsqueeze(2).unbind(1)
-    )
+    top, left = (chances[:, :2] * (images.shape[-1] - crop + 1)).long().unsqueeze(2).unbind(1)
     rows = top + places
     columns = left + torch.where(chances[:, 2:] < 0.5, places.flip(0), places)
     each = torch.arange(len(images), device=images.device).view(-1, 1, 1)

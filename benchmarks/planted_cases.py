@@ -43,20 +43,13 @@ class PlantedCase:
         return ":" in self.job
 
     def is_named_by(self, advice: str) -> bool:
-        if any(
-            self._is_planted_line(*line)
-            for line in re.findall(r"(\w+\.py):(\d+)", advice)
-        ):
+        if any(self._is_planted_line(*line) for line in re.findall(r"(\w+\.py):(\d+)", advice)):
             return True
-        words = re.sub(
-            r"\S*\w+\.py\b", "", advice
-        )  # a file's name is not an explanation
+        words = re.sub(r"\S*\w+\.py\b", "", advice)  # a file's name is not an explanation
         return any(re.search(pattern, words, re.IGNORECASE) for pattern in self.names)
 
     def is_harmed_by(self, advice: str) -> bool:
-        return any(
-            re.search(pattern, advice, re.IGNORECASE) for pattern in self.harmful
-        )
+        return any(re.search(pattern, advice, re.IGNORECASE) for pattern in self.harmful)
 
     def _is_planted_line(self, file: str, line: str) -> bool:
         planted = [place.split(":") for place in self.where]
@@ -67,10 +60,7 @@ class PlantedCase:
 
 
 def read_cases(folder: Path) -> list[PlantedCase]:
-    return [
-        PlantedCase(**entry)
-        for entry in json.loads((folder / "cases.json").read_text())
-    ]
+    return [PlantedCase(**entry) for entry in json.loads((folder / "cases.json").read_text())]
 
 
 def write_cases(folder: Path, cases: list[PlantedCase]) -> None:
@@ -78,9 +68,7 @@ def write_cases(folder: Path, cases: list[PlantedCase]) -> None:
     (folder / "cases.json").write_text(json.dumps(entries, indent=1) + "\n")
 
 
-def select(
-    cases: list[PlantedCase], names: list[str], device: str
-) -> list[PlantedCase]:
+def select(cases: list[PlantedCase], names: list[str], device: str) -> list[PlantedCase]:
     """Cases for a device; of these, with names, only those whose name contains one."""
     on_device = [case for case in cases if device in case.devices]
     if not names:

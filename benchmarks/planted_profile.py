@@ -62,17 +62,11 @@ def main() -> int:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "folder", type=Path, help="a folder with cases.json and its jobs"
-    )
+    parser.add_argument("folder", type=Path, help="a folder with cases.json and its jobs")
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the outcomes as JSON"
-    )
-    parser.add_argument(
-        "--limit", type=float, default=120.0, help="seconds for one case [120]"
-    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the outcomes as JSON")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one case [120]")
     return parser.parse_args()
 
 
@@ -108,9 +102,7 @@ def advice_for(case: PlantedCase, options: argparse.Namespace) -> list[str]:
             output = finished([[*DRUMLINE, "profile", *target]], scratch, options.limit)
         else:
             finished(rank_commands(case, job, run), scratch, CUDA_LIMIT * options.limit)
-            output = finished(
-                [[*DRUMLINE, "profile", run, "--json"]], scratch, options.limit
-            )
+            output = finished([[*DRUMLINE, "profile", run, "--json"]], scratch, options.limit)
         report = json.loads(output)
     return [text_of(entry) for entry in report["advice"]]
 
@@ -138,15 +130,7 @@ def rank_commands(case: PlantedCase, job: str, run: str) -> list[list[str]]:
     port = free_port()
     commands = []
     for rank in range(RANKS):
-        launch = [
-            "launch",
-            "--nodes",
-            str(RANKS),
-            "--node-rank",
-            str(rank),
-            "--procs",
-            "1",
-        ]
+        launch = ["launch", "--nodes", str(RANKS), "--node-rank", str(rank), "--procs", "1"]
         launch += ["--master", f"127.0.0.1:{port}"]
         if case.is_task:
             target = [job, "--run", run, "--train.steps", "25", "--log.profile", STEPS]
@@ -163,10 +147,7 @@ def finished(commands: list[list[str]], folder: str, limit_s: float) -> str:
     processes = []
     for rank, command in enumerate(commands):
         variables = dict(os.environ)
-        paths = [
-            str(Path(__file__).resolve().parent.parent),
-            variables.get("PYTHONPATH", ""),
-        ]
+        paths = [str(Path(__file__).resolve().parent.parent), variables.get("PYTHONPATH", "")]
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         if len(commands) > 1:
             variables["NCCL_HOSTID"] = f"h{rank}"
@@ -190,9 +171,7 @@ def finished(commands: list[list[str]], folder: str, limit_s: float) -> str:
             end(process)
     for process, (output, errors) in zip(processes, outputs, strict=True):
         if process.returncode:
-            raise RuntimeError(
-                f"exit code {process.returncode}: {(errors + output)[-1500:]}"
-            )
+            raise RuntimeError(f"exit code {process.returncode}: {(errors + output)[-1500:]}")
     return outputs[0][0]
 
 
@@ -236,9 +215,7 @@ def print_summary(outcomes: list[Outcome]) -> None:
     right = sum(is_right(outcome) for outcome in planted)
     harmful = sum(outcome.harmful for outcome in outcomes)
     failed = sum(outcome.failed for outcome in outcomes)
-    print(
-        f"{len(bottlenecks) - len(missed)} of {len(bottlenecks)} bottlenecks on all their jobs"
-    )
+    print(f"{len(bottlenecks) - len(missed)} of {len(bottlenecks)} bottlenecks on all their jobs")
     print(f"{right} of {len(planted)} named first, {harmful} harmful, {failed} failed")
 
 

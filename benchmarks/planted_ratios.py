@@ -45,10 +45,7 @@ def main() -> int:
         if case.is_healthy:
             continue
         ratio = measured(case, options)
-        print(
-            f"{case.name:32} {'failed' if ratio is None else f'{ratio:.2f}'}",
-            flush=True,
-        )
+        print(f"{case.name:32} {'failed' if ratio is None else f'{ratio:.2f}'}", flush=True)
         if ratio is not None:
             changed = {**case.ratio, options.device: round(ratio, 2)}
             cases[cases.index(case)] = dataclasses.replace(case, ratio=changed)
@@ -73,24 +70,17 @@ def measured(case: PlantedCase, options: argparse.Namespace) -> float | None:
         healthy_s = step_time(case, options, planted=False)
         if planted_s is None or healthy_s is None:
             return None
-        print(
-            f"  {1000 * planted_s:.0f} ms, {1000 * healthy_s:.0f} ms without",
-            flush=True,
-        )
+        print(f"  {1000 * planted_s:.0f} ms, {1000 * healthy_s:.0f} ms without", flush=True)
         ratios.append(planted_s / healthy_s)
     return statistics.median(ratios)
 
 
-def step_time(
-    case: PlantedCase, options: argparse.Namespace, *, planted: bool
-) -> float | None:
+def step_time(case: PlantedCase, options: argparse.Namespace, *, planted: bool) -> float | None:
     """Seconds of a step on the slower clock of a whole run, or None if a rank failed."""
     os.environ["PLANTED"] = "on" if planted else "off"
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
-        ranks = [
-            fork_rank(rank, port, case, options, Path(folder)) for rank in range(RANKS)
-        ]
+        ranks = [fork_rank(rank, port, case, options, Path(folder)) for rank in range(RANKS)]
         succeeded = wait_for(ranks)
         output = (Path(folder) / "rank-0.txt").read_text()
         if not succeeded:
@@ -132,9 +122,7 @@ def fork_rank(
         MASTER_PORT=str(port),
     )
     if options.device == "cuda":
-        os.environ.update(
-            NCCL_HOSTID=f"h{rank}", NCCL_SOCKET_IFNAME="lo", LOCAL_WORLD_SIZE="1"
-        )
+        os.environ.update(NCCL_HOSTID=f"h{rank}", NCCL_SOCKET_IFNAME="lo", LOCAL_WORLD_SIZE="1")
     code = 1
     try:
         code = run_job(case, options, folder)

@@ -15,11 +15,7 @@ FONT = 'font-family="sans-serif" font-size="13"'
 
 
 def bars(
-    title: str,
-    unit: str,
-    rows: Sequence[tuple[str, tuple[float, float, float]]],
-    *,
-    foot: str = "",
+    title: str, unit: str, rows: Sequence[tuple[str, tuple[float, float, float]]], *, foot: str = ""
 ) -> str:
     """`rows`: a name, and its (low, median, high)."""
     highest = max((high for _, (_, _, high) in rows), default=1.0) or 1.0
@@ -32,15 +28,11 @@ def bars(
     ]
     for number, (name, quarters) in enumerate(rows):
         parts += _bar(name, quarters, TOP + ROW * number, WIDTH / highest)
-    parts.append(
-        f'<text x="12" y="{height - 10}" fill="#555" font-size="11">{escape(foot)}</text>'
-    )
+    parts.append(f'<text x="12" y="{height - 10}" fill="#555" font-size="11">{escape(foot)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _bar(
-    name: str, quarters: tuple[float, float, float], top: int, scale: float
-) -> list[str]:
+def _bar(name: str, quarters: tuple[float, float, float], top: int, scale: float) -> list[str]:
     low, middle, high = (LEFT + value * scale for value in quarters)
     colour = OURS if name.startswith("ours") else OTHERS
     centre = top + ROW / 2

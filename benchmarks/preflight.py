@@ -46,15 +46,11 @@ def parts_of(ddp: RunManager) -> dict[str, Callable[[], object]]:
     task = load_task("digits")(CONFIG)
     data = task.train_data()
     small = task.model().to(ddp.device)
-    large = GPT(vocab_size=256, context=128, layers=12, heads=8, width=256).to(
-        ddp.device
-    )
+    large = GPT(vocab_size=256, context=128, layers=12, heads=8, width=256).to(ddp.device)
     topology = topology_from(os.environ)
     assert topology is not None
     store = (
-        open_store(topology, timeout_s=60)
-        if topology.agent_hosts_store
-        else ddp.connection.store
+        open_store(topology, timeout_s=60) if topology.agent_hosts_store else ddp.connection.store
     )
     assert store is not None
     facts: dict[str, dict[str, object]] = {}
@@ -80,9 +76,7 @@ def parts_of(ddp: RunManager) -> dict[str, Callable[[], object]]:
         "facts (versions, settings, code)": collect,
         "rendezvous and comparison": rendezvous,
         "data": compare_data,
-        "weights (MiniResNet)": lambda: check_same_weights(
-            small, host=ddp.host, device=ddp.device
-        ),
+        "weights (MiniResNet)": lambda: check_same_weights(small, host=ddp.host, device=ddp.device),
         "besides: weights of a GPT, 9.5 M": lambda: check_same_weights(
             large, host=ddp.host, device=ddp.device
         ),
@@ -104,14 +98,12 @@ def run_rank(rounds: int) -> None:
     start_ms = max(gather_json((time.perf_counter() - BEGUN) * 1e3))
     parts = parts_of(ddp)
     times = {
-        name: [slowest_ms(work, ddp) for _ in range(rounds + 1)]
-        for name, work in parts.items()
+        name: [slowest_ms(work, ddp) for _ in range(rounds + 1)] for name, work in parts.items()
     }
     if ddp.is_main_process():
         print(f"{ddp.world_size} ranks, a start takes {start_ms:.0f} ms")
         *counted, large = [
-            (name, statistics.median(taken[1:]), taken[0])
-            for name, taken in times.items()
+            (name, statistics.median(taken[1:]), taken[0]) for name, taken in times.items()
         ]
         usual_total = sum(usual for _, usual, _ in counted)
         first_total = sum(first for _, _, first in counted)
@@ -130,12 +122,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--ranks", default="2,4", help="numbers of ranks to measure on [2,4]"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=15, help="rounds after the first [15]"
-    )
+    parser.add_argument("--ranks", default="2,4", help="numbers of ranks to measure on [2,4]")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds after the first [15]")
     options = parser.parse_args()
     if "RANK" in os.environ:
         run_rank(options.rounds)
@@ -144,9 +132,7 @@ def main() -> None:
         f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores; goal: {GOAL_MS} ms"
     )
     for num_ranks in options.ranks.split(","):
-        start_ranks(
-            int(num_ranks), "benchmarks.preflight", "--rounds", str(options.rounds)
-        )
+        start_ranks(int(num_ranks), "benchmarks.preflight", "--rounds", str(options.rounds))
 
 
 if __name__ == "__main__":

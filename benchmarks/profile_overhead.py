@@ -117,13 +117,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5, help="[%(default)s]")
     parser.add_argument("--layers", type=int, default=24, help="[%(default)s]")
     parser.add_argument("--width", type=int, default=256, help="[%(default)s]")
+    parser.add_argument("--batch", type=int, default=64, help="of each rank [%(default)s]")
     parser.add_argument(
-        "--batch", type=int, default=64, help="of each rank [%(default)s]"
-    )
-    parser.add_argument(
-        "--control",
-        action="store_true",
-        help="without the profiler: what the order of blocks does",
+        "--control", action="store_true", help="without the profiler: what the order of blocks does"
     )
     parser.add_argument("--to", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -135,11 +131,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "times.json"
             if code := start_ranks(
-                options.ranks,
-                "benchmarks.profile_overhead",
-                *sys.argv[1:],
-                "--to",
-                str(file),
+                options.ranks, "benchmarks.profile_overhead", *sys.argv[1:], "--to", str(file)
             ):
                 return code
             rounds.append(json.loads(file.read_text()))
@@ -150,9 +142,7 @@ def main() -> int:
         f"torch {torch.__version__}, n = {options.runs} runs of {BEFORE}, {PROFILED} profiled and {AFTER} steps"
     )
     for name in ("before", "profiled", "after"):
-        print(
-            f"  {name:<18} {described([times[name][0] * 1e3 for times in rounds], 2)} ms a step"
-        )
+        print(f"  {name:<18} {described([times[name][0] * 1e3 for times in rounds], 2)} ms a step")
     for name in ("profiled", "after"):
         ratios = [times[name][1] / times["before"][1] for times in rounds]
         print(f"  {name + ' / before':<18} {described(ratios, 3)}")

@@ -9,17 +9,9 @@ import sys
 from types import FrameType
 
 
-def start_ranks(
-    num_ranks: int, module: str, *arguments: str, limit_s: float | None = None
-) -> int:
+def start_ranks(num_ranks: int, module: str, *arguments: str, limit_s: float | None = None) -> int:
     """Run a module on this many ranks; returns the exit code, which is not 0 after a timeout."""
-    torchrun = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-addr",
-        "127.0.0.1",
-    ]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
     command = [
         sys.executable,
@@ -31,16 +23,11 @@ def start_ranks(
         *arguments,
     ]
     signal.signal(signal.SIGTERM, _leave)
-    with subprocess.Popen(
-        command, env={"OMP_NUM_THREADS": threads, **os.environ}
-    ) as process:
+    with subprocess.Popen(command, env={"OMP_NUM_THREADS": threads, **os.environ}) as process:
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            print(
-                f"{module} {arguments[0]}: not done after {limit_s:g} s",
-                file=sys.stderr,
-            )
+            print(f"{module} {arguments[0]}: not done after {limit_s:g} s", file=sys.stderr)
             return 1
         finally:
             process.terminate()  # torchrun then ends its ranks, after 30 s with SIGKILL

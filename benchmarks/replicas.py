@@ -43,23 +43,15 @@ def seconds(work: Callable[[], None], device: torch.device) -> float:
 def run_rank(size: float, rounds: int) -> None:
     layers = max(1, round(size * 1e6 / (12 * WIDTH**2)))
     with RunManager(seed=0) as ddp:
-        model = ddp.wrap(
-            GPT(vocab_size=256, context=CONTEXT, layers=layers, heads=8, width=WIDTH)
-        )
+        model = ddp.wrap(GPT(vocab_size=256, context=CONTEXT, layers=layers, heads=8, width=WIDTH))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-        comparison = ReplicaComparison(
-            model, optimizer, host=ddp.host, device=ddp.device
-        )
-        tokens = torch.randint(
-            0, 256, (BATCH // ddp.world_size, CONTEXT + 1), device=ddp.device
-        )
+        comparison = ReplicaComparison(model, optimizer, host=ddp.host, device=ddp.device)
+        tokens = torch.randint(0, 256, (BATCH // ddp.world_size, CONTEXT + 1), device=ddp.device)
 
         def step() -> None:
             optimizer.zero_grad(set_to_none=True)
             scores = model(tokens[:, :-1])
-            functional.cross_entropy(
-                scores.flatten(0, 1), tokens[:, 1:].flatten()
-            ).backward()
+            functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten()).backward()
             optimizer.step()
 
         def compare() -> None:
@@ -67,9 +59,7 @@ def run_rank(size: float, rounds: int) -> None:
                 comparison.check(0)
             else:  # a single rank: only its own part, which is most of the time
                 tensors = replica_tensors(model, optimizer, include_buffers=True)
-                combine(
-                    hash_tensors(list(tensors.values()), ddp.device), list(tensors)
-                ).item()
+                combine(hash_tensors(list(tensors.values()), ddp.device), list(tensors)).item()
 
         steps = []
         checks = []
@@ -95,16 +85,12 @@ def main() -> None:
     )
     parser.add_argument("--size", default="1,10", help="millions of parameters [1,10]")
     parser.add_argument("--ranks", type=int, default=2, help="number of ranks [2]")
-    parser.add_argument(
-        "--rounds", type=int, default=10, help="comparisons to time [10]"
-    )
+    parser.add_argument("--rounds", type=int, default=10, help="comparisons to time [10]")
     options = parser.parse_args()
     if "RANK" in os.environ:
         run_rank(float(options.size), options.rounds)
         return
-    print(
-        f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores"
-    )
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores")
     print(
         "millions of parameters, tensors and megabytes compared, ranks; ms of a step and of a comparison; their ratio; "
         f"a step with one comparison in {DEFAULT_EVERY} against one without"
@@ -116,12 +102,7 @@ def main() -> None:
     )
     for size in options.size.split(","):
         start_ranks(
-            options.ranks,
-            "benchmarks.replicas",
-            "--size",
-            size,
-            "--rounds",
-            str(options.rounds),
+            options.ranks, "benchmarks.replicas", "--size", size, "--rounds", str(options.rounds)
         )
 
 

@@ -81,9 +81,7 @@ class Table:
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """The median between the ends of the middle half."""
     low, middle, high = (
-        statistics.quantiles(values, n=4, method="inclusive")
-        if len(values) > 1
-        else [*values] * 3
+        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
     )
     return low, middle, high
 
@@ -102,29 +100,19 @@ def described(values: Sequence[float]) -> str:
 
 def ratio(table_row: Row | None, base_row: Row | None) -> float | None:
     """Of two medians, where both were measured."""
-    return (
-        None
-        if table_row is None or base_row is None
-        else table_row.median / base_row.median
-    )
+    return None if table_row is None or base_row is None else table_row.median / base_row.median
 
 
 def machine() -> str:
     """The machine and the versions."""
     gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
-    cores = (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count()
-    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     here = [
         *gpu,
         f"{cores} {platform.machine()} cores",
         f"{platform.system()} {platform.release()}",
     ]
-    return ", ".join(
-        [*here, f"torch {torch.__version__}", f"Python {platform.python_version()}"]
-    )
+    return ", ".join([*here, f"torch {torch.__version__}", f"Python {platform.python_version()}"])
 
 
 def peer_versions() -> list[str]:
@@ -143,31 +131,20 @@ def peer_versions() -> list[str]:
         if "accelerate" in " ".join(installed)
         else []
     )
-    return (
-        ([f"peers: {', '.join(installed)}"] if installed else []) + one_rank + missing
-    )
+    return ([f"peers: {', '.join(installed)}"] if installed else []) + one_rank + missing
 
 
 def text_of(table: Table) -> str:
     width = max(len(row.way) for row in table.rows)
     first = next((row for row in table.rows if row.values), None)
-    lines = [
-        table.title,
-        machine(),
-        table.how,
-        f"{'way':<{width}} {table.unit:>10} (middle half)",
-    ]
+    lines = [table.title, machine(), table.how, f"{'way':<{width}} {table.unit:>10} (middle half)"]
     for row in table.rows:
         if row.failure is not None or first is None or not row.values:
             lines.append(f"{row.way:<{width}} failed: {row.failure}")
         else:
             factor = f"x {row.median / first.median:.3f}" if table.is_one_work else ""
-            lines.append(
-                f"{row.way:<{width}} {described(row.values):<34} {factor}".rstrip()
-            )
-    return "\n".join(
-        [*lines, *table.notes, *(f"goal: {goal.line()}" for goal in table.goals)]
-    )
+            lines.append(f"{row.way:<{width}} {described(row.values):<34} {factor}".rstrip())
+    return "\n".join([*lines, *table.notes, *(f"goal: {goal.line()}" for goal in table.goals)])
 
 
 def publish(table: Table, folder: Path) -> None:
@@ -183,6 +160,4 @@ def publish(table: Table, folder: Path) -> None:
     (folder / f"{table.name}.txt").write_text(f"{text}\n")
     (folder / f"{table.name}.json").write_text(json.dumps(document, indent=1) + "\n")
     drawn = [(row.way, quartiles(row.values)) for row in table.rows if row.values]
-    (folder / f"{table.name}.svg").write_text(
-        bars(table.title, table.unit, drawn, foot=machine())
-    )
+    (folder / f"{table.name}.svg").write_text(bars(table.title, table.unit, drawn, foot=machine()))

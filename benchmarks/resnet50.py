@@ -23,9 +23,7 @@ class Bottleneck(nn.Module):
         )
         has_same_shape = stride == 1 and inputs == outputs
         self.shortcut = (
-            nn.Identity()
-            if has_same_shape
-            else nn.Sequential(*_normed(inputs, outputs, 1, stride))
+            nn.Identity() if has_same_shape else nn.Sequential(*_normed(inputs, outputs, 1, stride))
         )
         self.relu = nn.ReLU(inplace=True)
 
@@ -38,11 +36,7 @@ class ResNet50(nn.Module):
     """`width` and `blocks` are for small copies of it."""
 
     def __init__(
-        self,
-        num_classes: int,
-        *,
-        width: int = 64,
-        blocks: tuple[int, ...] = (3, 4, 6, 3),
+        self, num_classes: int, *, width: int = 64, blocks: tuple[int, ...] = (3, 4, 6, 3)
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = [
@@ -53,11 +47,7 @@ class ResNet50(nn.Module):
         channels = width
         for stage, count in enumerate(blocks):
             for block in range(count):
-                layers.append(
-                    Bottleneck(
-                        channels, width << stage, 2 if stage and not block else 1
-                    )
-                )
+                layers.append(Bottleneck(channels, width << stage, 2 if stage and not block else 1))
                 channels = (width << stage) * Bottleneck.expansion
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(channels, num_classes)
@@ -67,9 +57,5 @@ class ResNet50(nn.Module):
         return scores
 
 
-def _normed(
-    inputs: int, outputs: int, size: int, stride: int = 1
-) -> tuple[nn.Module, nn.Module]:
-    return nn.Conv2d(
-        inputs, outputs, size, stride, size // 2, bias=False
-    ), nn.BatchNorm2d(outputs)
+def _normed(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)

@@ -91,9 +91,7 @@ def drawn_cells(seed: int, *, cores: int, most_s: float) -> Iterator[DrawnCell]:
         cell = DrawnCell(
             work=work,
             tensors=draw.choice(TENSORS),
-            model_bytes=round(
-                _by_ratio(draw, (MODELS_MB[0], max(MODELS_MB[0], most_mb))) * MIB
-            ),
+            model_bytes=round(_by_ratio(draw, (MODELS_MB[0], max(MODELS_MB[0], most_mb))) * MIB),
             compute_s=compute_s,
             mbit=round(_by_ratio(draw, MBITS)),
             hosts=draw.randint(HOSTS[0], max(HOSTS[0], most_hosts)),

@@ -55,9 +55,7 @@ def run_drawn(options: argparse.Namespace) -> None:
     """Measures the cells of a seed, or predicts those of a file again, and prints them."""
     print(f"| {' | '.join(HEADINGS)} |\n|{' --- |' * len(HEADINGS)}", flush=True)
     rows = []
-    for row in (
-        predicted_again(options.again) if options.again else measured_rows(options)
-    ):
+    for row in predicted_again(options.again) if options.again else measured_rows(options):
         rows.append(row)
         print(drawn_line(row), flush=True)
         if options.to:
@@ -69,9 +67,7 @@ def run_drawn(options: argparse.Namespace) -> None:
 def measured_rows(options: argparse.Namespace) -> Iterator[Row]:
     """One for each cell, as it is measured. After a failure the hosts are made anew."""
     deadline = time.monotonic() + options.minutes * 60
-    drawn = drawn_cells(
-        options.seed, cores=os.cpu_count() or 1, most_s=options.most_s or MOST_S
-    )
+    drawn = drawn_cells(options.seed, cores=os.cpu_count() or 1, most_s=options.most_s or MOST_S)
     usable = (cell for cell in drawn if cell.hosts <= options.hosts)
     cells = list(itertools.islice(usable, options.cells or CELLS))
     count = len(cells)
@@ -80,11 +76,7 @@ def measured_rows(options: argparse.Namespace) -> Iterator[Row]:
             has_failed = False
             while cells and not has_failed and time.monotonic() < deadline:
                 cell = cells.pop(0)
-                print(
-                    f"# {count - len(cells)} of {count}: {cell}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print(f"# {count - len(cells)} of {count}: {cell}", file=sys.stderr, flush=True)
                 row = measured_row(cell, ranks)
                 has_failed = "failed" in row
                 yield row
@@ -107,23 +99,12 @@ def _measured(cell: DrawnCell, ranks: Ranks) -> Row:
     # No size that takes more than about a second.
     sizes = [size for size in SIZES if size <= max(SIZES[2], cell.mbit * 1e6 / 8)]
     points = ranks.order("calibrate", 2, sizes=sizes, rounds=ROUNDS)["points"]
-    job = {
-        "tensor_bytes": cell.tensor_bytes,
-        "work": cell.work,
-        "compute_s": cell.compute_s,
-    }
+    job = {"tensor_bytes": cell.tensor_bytes, "work": cell.work, "compute_s": cell.compute_s}
     folder = ranks.folder / f"profile-{ranks.number}"
     # The machine's own speed drifts by some percent in a minute: half of the steps are before the
     # profile, half behind it.
     before = ranks.order("cell", cell.hosts, **job, cap_mb=cell.cap_mb, steps=STEPS)
-    ranks.order(
-        "trace",
-        2,
-        **job,
-        cap_mb=PROFILE_CAP_MB,
-        steps=PROFILED_STEPS,
-        folder=str(folder),
-    )
+    ranks.order("trace", 2, **job, cap_mb=PROFILE_CAP_MB, steps=PROFILED_STEPS, folder=str(folder))
     profile = analyse(folder)
     behind = ranks.order("cell", cell.hosts, **job, cap_mb=cell.cap_mb, steps=STEPS)
     halves = (before, behind)
@@ -141,17 +122,12 @@ def _measured(cell: DrawnCell, ranks: Ranks) -> Row:
 
 
 def prediction_of(
-    cell: DrawnCell,
-    points: Sequence[Sequence[float]],
-    profile: ProfileResult,
-    measured_s: float,
+    cell: DrawnCell, points: Sequence[Sequence[float]], profile: ProfileResult, measured_s: float
 ) -> Row:
     pairs = [(num_bytes, seconds) for num_bytes, seconds in points]
     link = link_from_points(f"{cell.mbit:g}mbit", pairs, world_size=2, backend="gloo")
     network = Network(backend="gloo", between=link, inside=INSIDE["loopback"])
-    options = ScaleOptions(
-        nodes=(cell.hosts,), gpus_per_node=1, bucket_cap_mb=cell.cap_mb
-    )
+    options = ScaleOptions(nodes=(cell.hosts,), gpus_per_node=1, bucket_cap_mb=cell.cap_mb)
     try:
         prediction = predict(profile, network, options, source="")
     except UsageError as error:

@@ -27,13 +27,7 @@ from typing import Any
 from benchmarks import scale_drawn
 from benchmarks.scale_cells import MOST_MBIT, layer_bytes
 from benchmarks.scale_ranks import Ranks, started_ranks
-from drumline.runs.profile_result import (
-    PARTS,
-    Bucket,
-    GradientTensor,
-    ProfileResult,
-    RankSteps,
-)
+from drumline.runs.profile_result import PARTS, Bucket, GradientTensor, ProfileResult, RankSteps
 from drumline.tools.scale.network_model import INSIDE, Link, Network, link_from_points
 from drumline.tools.scale.scale_prediction import shape_of, step_s
 
@@ -100,20 +94,12 @@ def as_profile(raw: Mapping[str, Any], sizes: Sequence[int]) -> ProfileResult:
             ),
         ),
         buckets=tuple(
-            Bucket(
-                num_bytes=size,
-                ready_s=ready_s,
-                backward_s=ready_s - forward_s,
-                reduce_s=0.0,
-            )
+            Bucket(num_bytes=size, ready_s=ready_s, backward_s=ready_s - forward_s, reduce_s=0.0)
             for size, ready_s in raw["buckets"]
         ),
         tensors=tuple(
             GradientTensor(
-                num_bytes=size,
-                ready_s=ready_s,
-                backward_s=ready_s - forward_s,
-                host_s=0.0,
+                num_bytes=size, ready_s=ready_s, backward_s=ready_s - forward_s, host_s=0.0
             )
             for size, ready_s in tensor_times(sizes, raw["buckets"], forward_s)
         ),
@@ -130,9 +116,7 @@ def link_of(mbit: float, points: Sequence[Sequence[float]]) -> Link:
     return link_from_points(f"{mbit:g}mbit", pairs, world_size=2, backend="gloo")
 
 
-def predicted(
-    profile: ProfileResult, link: Link, hosts: int, cap_mb: float
-) -> tuple[float, float]:
+def predicted(profile: ProfileResult, link: Link, hosts: int, cap_mb: float) -> tuple[float, float]:
     """The step of a cell, and that of a rank alone."""
     shape = shape_of(profile).with_bucket_cap(cap_mb)
     network = Network(backend="gloo", between=link, inside=INSIDE["loopback"])
@@ -238,15 +222,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--cells",
-        type=int,
-        help="so many cells of the grid, spread over it [all], or of a seed",
+        "--cells", type=int, help="so many cells of the grid, spread over it [all], or of a seed"
     )
     parser.add_argument(
-        "--hosts",
-        type=int,
-        default=max(HOSTS),
-        help="at most so many hosts [%(default)s]",
+        "--hosts", type=int, default=max(HOSTS), help="at most so many hosts [%(default)s]"
     )
     parser.add_argument(
         "--most-s",
@@ -259,16 +238,10 @@ def main() -> None:
         help=f"not the grid: --cells [{scale_drawn.CELLS}] jobs and links at random",
     )
     parser.add_argument(
-        "--minutes",
-        type=float,
-        default=math.inf,
-        help="with --seed: start no cell after so many",
+        "--minutes", type=float, default=math.inf, help="with --seed: start no cell after so many"
     )
     parser.add_argument(
-        "--nice",
-        type=int,
-        default=-19,
-        help="of the ranks; 0: no priority [%(default)s]",
+        "--nice", type=int, default=-19, help="of the ranks; 0: no priority [%(default)s]"
     )
     parser.add_argument(
         "--to",
@@ -276,9 +249,7 @@ def main() -> None:
         help="a file for the raw results: JSON; with --seed, a line is appended for each cell (.jsonl)",
     )
     parser.add_argument(
-        "--again",
-        type=Path,
-        help="such a file: measure nothing, predict its cells again",
+        "--again", type=Path, help="such a file: measure nothing, predict its cells again"
     )
     options = parser.parse_args()
     if options.seed is not None or (options.again and options.again.suffix == ".jsonl"):
@@ -288,9 +259,7 @@ def main() -> None:
 
 
 def run_grid(options: argparse.Namespace) -> None:
-    print(
-        "| Mbit/s | hosts | model, MiB | bucket, MiB | measured, ms | predicted, ms | error |"
-    )
+    print("| Mbit/s | hosts | model, MiB | bucket, MiB | measured, ms | predicted, ms | error |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     if options.again:
         rows = predicted_again(json.loads(options.again.read_text()))

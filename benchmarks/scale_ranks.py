@@ -56,17 +56,13 @@ class Ranks:
         """The result of the first so many ranks; the others do nothing meanwhile."""
         name = f"{self.number:04d}"
         part = self.folder / f"{name}.write"
-        part.write_text(
-            json.dumps({"kind": kind, "hosts": hosts, "number": self.number, **values})
-        )
+        part.write_text(json.dumps({"kind": kind, "hosts": hosts, "number": self.number, **values}))
         part.replace(self.folder / f"{name}.order")
         self.number += 1
         result = self.folder / f"{name}.result"
         deadline = time.monotonic() + ANSWER_S
         while not result.exists():
-            if time.monotonic() > deadline or not all(
-                job.is_running() for job in self.jobs
-            ):
+            if time.monotonic() > deadline or not all(job.is_running() for job in self.jobs):
                 raise RanksError("\n".join(job.text()[-2000:] for job in self.jobs))
             time.sleep(0.02)
         answer: dict[str, Any] = json.loads(result.read_text())

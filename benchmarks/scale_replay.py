@@ -89,9 +89,7 @@ class TimedWait(torch.autograd.Function):
 class TimedLayer(nn.Module):
     """`sizes`: the elements of its tensors; `part`: what part of a step's time it takes."""
 
-    def __init__(
-        self, sizes: Sequence[int], part: float, work: Callable[[float], None]
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], part: float, work: Callable[[float], None]) -> None:
         super().__init__()
         self.part = part
         self.work = work
@@ -111,9 +109,7 @@ class Replay:
     def __init__(self, order: dict[str, Any], group: dist.ProcessGroup) -> None:
         sizes = [num_bytes // 4 for num_bytes in order["tensor_bytes"]]
         kind = order.get("work", "wait")
-        work: Callable[[float], None] = (
-            Multiplications() if kind == "compute" else time.sleep
-        )
+        work: Callable[[float], None] = Multiplications() if kind == "compute" else time.sleep
         # Of many tensors a layer has several, as in real models: each layer costs Python.
         count = math.ceil(len(sizes) / LAYERS)
         groups = [sizes[first : first + count] for first in range(0, len(sizes), count)]
@@ -185,8 +181,7 @@ def profiled(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
     return {
         "compute_s": steps,
         "buckets": [
-            (times[0][1], sum(ready_s for ready_s, _ in times) / len(times))
-            for times in buckets
+            (times[0][1], sum(ready_s for ready_s, _ in times) / len(times)) for times in buckets
         ],
     }
 
@@ -224,9 +219,7 @@ def calibrated(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any
     return {"points": list(_points(order, group))}
 
 
-def _points(
-    order: dict[str, Any], group: dist.ProcessGroup
-) -> Iterator[tuple[int, float]]:
+def _points(order: dict[str, Any], group: dist.ProcessGroup) -> Iterator[tuple[int, float]]:
     for num_bytes in order["sizes"]:
         tensor = torch.zeros(num_bytes // 4)
         seconds = []
@@ -255,15 +248,9 @@ def main(folder: Path, nice: int) -> None:
     rank = dist.get_rank()
     world_size = dist.get_world_size()
     groups = {
-        size: dist.new_group(list(range(size)), backend="gloo")
-        for size in range(1, world_size + 1)
+        size: dist.new_group(list(range(size)), backend="gloo") for size in range(1, world_size + 1)
     }
-    kinds = {
-        "cell": replayed,
-        "profile": profiled,
-        "trace": traced,
-        "calibrate": calibrated,
-    }
+    kinds = {"cell": replayed, "profile": profiled, "trace": traced, "calibrate": calibrated}
     number = 0
     while True:
         path = folder / f"{number:04d}.order"

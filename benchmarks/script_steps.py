@@ -38,22 +38,14 @@ from drumline.watch.heartbeat import HeartbeatWriter
 
 STEPS = 100
 GOAL_RATIO = 1.005
-SIZES = {
-    "linear, 272 parameters": (16, 16),
-    "3 layers, 1.1 M parameters": (16, 512, 2048, 16),
-}
+SIZES = {"linear, 272 parameters": (16, 16), "3 layers, 1.1 M parameters": (16, 512, 2048, 16)}
 
 
 @contextmanager
-def torchs_own(
-    wrapped: dict[tuple[type, str], tuple[object, object]],
-) -> Iterator[None]:
+def torchs_own(wrapped: dict[tuple[type, str], tuple[object, object]]) -> Iterator[None]:
     from torch.optim import optimizer
 
-    hook_tables: Any = (
-        optimizer._global_optimizer_pre_hooks,
-        optimizer._global_optimizer_post_hooks,
-    )
+    hook_tables: Any = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
     hooks = [(table, dict(table)) for table in hook_tables]
     for (owner, name), (before, _) in wrapped.items():
         setattr(owner, name, before)
@@ -81,16 +73,12 @@ def observe(folder: Path) -> dict[tuple[type, str], tuple[object, object]]:
     recorder = ScriptRecorder(
         folder / f"{rank}.script", Topology(rank=rank, world_size=2), node_rank=0
     )
-    torch_hooks.observe_torch(
-        HeartbeatWriter(folder / f"{rank}.activity", rank=rank), recorder
-    )
+    torch_hooks.observe_torch(HeartbeatWriter(folder / f"{rank}.activity", rank=rank), recorder)
     return replaced
 
 
 def blocks(sizes: tuple[int, ...]) -> Callable[[], float]:
-    data = TensorDataset(
-        torch.randn(STEPS * 32, sizes[0]), torch.randn(STEPS * 32, sizes[-1])
-    )
+    data = TensorDataset(torch.randn(STEPS * 32, sizes[0]), torch.randn(STEPS * 32, sizes[-1]))
     loader = DataLoader(data, batch_size=32)  # noqa: DL003 - the same batches on both ranks will do here
     layers = [nn.Linear(num_in, num_out) for num_in, num_out in pairwise(sizes)]
     model = DistributedDataParallel(nn.Sequential(*layers))
@@ -123,14 +111,10 @@ def run_rank(pairs: int) -> None:
                         with torchs_own(wrapped):
                             times[way].append(block())
             if dist.get_rank() == 0:
-                print(
-                    f"{name}, 2 ranks (cpu), n = {pairs} pairs of blocks of {STEPS} steps"
-                )
+                print(f"{name}, 2 ranks (cpu), n = {pairs} pairs of blocks of {STEPS} steps")
                 for way, taken in times.items():
                     print(f"  observed {way:<7} {described(taken, 3)} ms a step")
-                ratios = [
-                    on / off for on, off in zip(times["on"], times["off"], strict=True)
-                ]
+                ratios = [on / off for on, off in zip(times["on"], times["off"], strict=True)]
                 print(f"  {'on / off':<16} {described(ratios, 4)}")
                 print_goal("on / off", ratios, GOAL_RATIO, "")
     dist.destroy_process_group()

@@ -24,9 +24,7 @@ VAGUE_NAMES = {
     "such", "same", "another", "those", "these", "theirs", "ours", "thing", "things", "stuff",
     "wanted", "asked", "told", "said", "gone", "at", "more",
 }  # fmt: skip
-PRIVATE_OF_TORCH = re.compile(
-    r"\btorch(?:\.\w+)*\._[a-z]\w*|from torch\S* import (?:\w+, )*_\w+"
-)
+PRIVATE_OF_TORCH = re.compile(r"\btorch(?:\.\w+)*\._[a-z]\w*|from torch\S* import (?:\w+, )*_\w+")
 COLUMNS = ("files", "lines", "tokens", "a line", "packed", "vague")
 
 
@@ -49,9 +47,7 @@ class Size:
         self.names.update(assigned_names(tree))
 
     def row(self) -> tuple[str, ...]:
-        num_vague = sum(
-            self.names[name] for name in self.names if name.strip("_") in VAGUE_NAMES
-        )
+        num_vague = sum(self.names[name] for name in self.names if name.strip("_") in VAGUE_NAMES)
         return (
             str(self.num_files),
             f"{self.num_lines:,}",
@@ -78,14 +74,10 @@ def assigned_names(tree: ast.AST) -> Iterator[str]:
         targets: list[ast.expr] = []
         if isinstance(node, ast.Assign):
             targets = node.targets
-        elif isinstance(
-            node, ast.AnnAssign | ast.For | ast.comprehension | ast.NamedExpr
-        ):
+        elif isinstance(node, ast.AnnAssign | ast.For | ast.comprehension | ast.NamedExpr):
             targets = [node.target]
         for target in targets:
-            yield from (
-                name.id for name in ast.walk(target) if isinstance(name, ast.Name)
-            )
+            yield from (name.id for name in ast.walk(target) if isinstance(name, ast.Name))
 
 
 def size_of(folder: Path) -> Size:
@@ -128,11 +120,7 @@ def modules_with_one_importer() -> list[Path]:
 
 def files_with_private_names_of_torch() -> list[Path]:
     paths = sorted(PACKAGE.rglob("*.py"))
-    return [
-        path
-        for path in paths
-        if PRIVATE_OF_TORCH.search(path.read_text(encoding="utf-8"))
-    ]
+    return [path for path in paths if PRIVATE_OF_TORCH.search(path.read_text(encoding="utf-8"))]
 
 
 def main() -> None:
@@ -146,9 +134,7 @@ def main() -> None:
     print(f"modules with one importer, in their own folder: {len(modules)}")
     for module in modules:
         print(f"  {module.relative_to(PACKAGE)}")
-    print(
-        f"files with private names of torch: {len(files_with_private_names_of_torch())}"
-    )
+    print(f"files with private names of torch: {len(files_with_private_names_of_torch())}")
 
 
 if __name__ == "__main__":

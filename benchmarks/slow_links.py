@@ -59,9 +59,7 @@ class WaitingText(CountedText):
     def model(self) -> nn.Module:
         sizes = [PARAMETERS // NUM_LAYERS]
         # A few long waits: each ends late on a busy machine.
-        layers = [
-            TimedLayer(sizes, 1 / NUM_LAYERS, time.sleep) for _ in range(NUM_LAYERS)
-        ]
+        layers = [TimedLayer(sizes, 1 / NUM_LAYERS, time.sleep) for _ in range(NUM_LAYERS)]
         for layer in layers:
             layer.step_s = COMPUTE_S / (FORWARD + BACKWARD)
         return nn.Sequential(*layers)
@@ -81,28 +79,16 @@ def rows(every: int, overlap: int) -> dict[str, list[str]]:
         f"local:{every} int8": ["--dist.sync", f"local:{every}", *int8],
         f"diloco:{every}": ["--dist.sync", f"diloco:{every}"],
         f"diloco:{every} int8": ["--dist.sync", f"diloco:{every}", *int8],
-        f"diloco:{every} int8, 2 parts": [
-            "--dist.sync",
-            f"diloco:{every}",
-            *int8,
-            *streamed,
-        ],
+        f"diloco:{every} int8, 2 parts": ["--dist.sync", f"diloco:{every}", *int8, *streamed],
     }
 
 
 def measure(
-    mbit: float,
-    words: list[str],
-    *,
-    first: int,
-    steps: int,
-    between: Callable[[int], bool],
+    mbit: float, words: list[str], *, first: int, steps: int, between: Callable[[int], bool]
 ) -> Row:
     """The means over `steps` steps after the first ones. `between`: whether nothing is sent in the
     step of a number."""
-    noted, _ = _train(
-        mbit, words, steps=first + steps + 2, task=f"{Path(__file__)}:WaitingText"
-    )
+    noted, _ = _train(mbit, words, steps=first + steps + 2, task=f"{Path(__file__)}:WaitingText")
     seconds = {
         step: noted[step - 1][0] - noted[step - 2][0]
         for step in range(first + 1, first + steps + 1)
@@ -110,9 +96,7 @@ def measure(
     free = [length for step, length in seconds.items() if between(step)]
     sent = noted[first + steps - 1][1] - noted[first - 1][1]
     return Row(
-        sent / steps,
-        statistics.fmean(seconds.values()),
-        statistics.fmean(free) if free else None,
+        sent / steps, statistics.fmean(seconds.values()), statistics.fmean(free) if free else None
     )
 
 
@@ -141,9 +125,7 @@ def _train(
     ):
         for host in bed.hosts if mbit else ():
             host.set_bandwidth(mbit)
-        return train_on_hosts(
-            bed, run or Path(scratch) / "run", words, steps=steps, task=task
-        )
+        return train_on_hosts(bed, run or Path(scratch) / "run", words, steps=steps, task=task)
 
 
 def is_between(step: int, *, apart: int, last: int, is_plain: bool) -> bool:
@@ -152,18 +134,11 @@ def is_between(step: int, *, apart: int, last: int, is_plain: bool) -> bool:
 
 
 def show_links(
-    flags_by_row: dict[str, list[str]],
-    mbits: list[float],
-    common_flags: list[str],
-    every: int,
+    flags_by_row: dict[str, list[str]], mbits: list[float], common_flags: list[str], every: int
 ) -> None:
     """A table for each link."""
     for mbit in mbits:
-        print(
-            f"{mbit:g} Mbit/s".ljust(28),
-            "kB a step   fewer   steps/s   compute",
-            flush=True,
-        )
+        print(f"{mbit:g} Mbit/s".ljust(28), "kB a step   fewer   steps/s   compute", flush=True)
         measured = {}
         for name, words in flags_by_row.items():
             flags = dict(zip(words[::2], words[1::2], strict=True))
@@ -178,15 +153,12 @@ def show_links(
                 between=partial(is_between, apart=apart, last=last, is_plain=is_plain),
             )
         plain = next(iter(measured.values()))
-        alone_s = statistics.fmean(
-            row.free_s for row in measured.values() if row.free_s
-        )
+        alone_s = statistics.fmean(row.free_s for row in measured.values() if row.free_s)
         for name, row in measured.items():
-            figures = f"{row.sent / 1e3:>9.1f} {plain.sent / row.sent:>6.0f}x {1 / row.seconds:>9.2f}"
-            print(
-                f"{name:<28} {figures} {(row.free_s or alone_s) / row.seconds:>8.0%}",
-                flush=True,
+            figures = (
+                f"{row.sent / 1e3:>9.1f} {plain.sent / row.sent:>6.0f}x {1 / row.seconds:>9.2f}"
             )
+            print(f"{name:<28} {figures} {(row.free_s or alone_s) / row.seconds:>8.0%}", flush=True)
 
 
 def show_losses(
@@ -201,11 +173,7 @@ def show_losses(
     """The loss of each row and seed, how much higher it is than the first row's of the same seed,
     and how many times fewer bytes were sent. `plain_lr`: the rate of plain DDP; empty: that of all
     rows."""
-    begin = (
-        f"the weights after {base_steps} steps of DDP"
-        if base_steps
-        else "random weights"
-    )
+    begin = f"the weights after {base_steps} steps of DDP" if base_steps else "random weights"
     text = TEXT | common_flags
     size = f"{text['--model.layers']} layers of {text['--model.width']}, batch {text['--train.batch_size']} x 64"
     print(
@@ -229,20 +197,16 @@ def show_losses(
                 seeded |= {"--train.seed": str(1000 + seed), "--model.init": str(base)}
             for name, words in flags_by_row.items():
                 rate = {"--optim.lr": plain_lr} if plain_lr and "step" in words else {}
-                noted, loss = _train(
-                    None, [*_words(seeded | rate), *words], steps=steps
-                )
+                noted, loss = _train(None, [*_words(seeded | rate), *words], steps=steps)
                 losses[name].append(loss)
                 sent[name] = noted[-1][1] - noted[0][1]
                 print(
-                    f"  seed {seed}: {name:<28} {loss:.4f}  {sent[name] / 1e6:.2f} MB",
-                    flush=True,
+                    f"  seed {seed}: {name:<28} {loss:.4f}  {sent[name] / 1e6:.2f} MB", flush=True
                 )
     plain = next(iter(flags_by_row))
     for name, ends in losses.items():
         higher = [
-            loss / plain_loss - 1
-            for loss, plain_loss in zip(ends, losses[plain], strict=True)
+            loss / plain_loss - 1 for loss, plain_loss in zip(ends, losses[plain], strict=True)
         ]
         spread = f"{statistics.fmean(higher):+.1%} ({min(higher):+.1%} to {max(higher):+.1%})"
         print(
@@ -272,18 +236,11 @@ def main() -> None:
         help="begin with weights after as many steps of DDP [0]",
     )
     parser.add_argument(
-        "--seeds",
-        default="0,1,2",
-        help="each row trains to the loss with each of these [0,1,2]",
+        "--seeds", default="0,1,2", help="each row trains to the loss with each of these [0,1,2]"
     )
+    parser.add_argument("--every", type=int, default=30, help="steps between two rounds [30]")
     parser.add_argument(
-        "--every", type=int, default=30, help="steps between two rounds [30]"
-    )
-    parser.add_argument(
-        "--overlap",
-        type=int,
-        default=5,
-        help="steps while a part is sent, in the last row [5]",
+        "--overlap", type=int, default=5, help="steps while a part is sent, in the last row [5]"
     )
     parser.add_argument(
         "--rows",
@@ -291,14 +248,10 @@ def main() -> None:
         help="only rows whose name matches this, as local.*int8, and the first",
     )
     parser.add_argument(
-        "--flags",
-        default="",
-        help="more flags for every row, such as --train.batch_size 256",
+        "--flags", default="", help="more flags for every row, such as --train.batch_size 256"
     )
     parser.add_argument(
-        "--plain-lr",
-        default="",
-        help="to the loss, the rate of plain DDP [that of all rows]",
+        "--plain-lr", default="", help="to the loss, the rate of plain DDP [that of all rows]"
     )
     options = parser.parse_args()
     extra_flags = options.flags.split()
@@ -327,13 +280,7 @@ def main() -> None:
     if options.seeds:
         seeds = [int(seed) for seed in options.seeds.split(",")]
         lengths = {"steps": options.steps, "base_steps": options.base_steps}
-        show_losses(
-            flags_by_row,
-            common_flags,
-            plain_lr=options.plain_lr,
-            **lengths,
-            seeds=seeds,
-        )
+        show_losses(flags_by_row, common_flags, plain_lr=options.plain_lr, **lengths, seeds=seeds)
 
 
 if __name__ == "__main__":

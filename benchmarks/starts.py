@@ -28,14 +28,8 @@ TASK = (
 )
 
 
-def start(
-    checkout: Path, words: str, secret: str | None = None
-) -> subprocess.Popen[bytes]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(checkout),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+def start(checkout: Path, words: str, secret: str | None = None) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "GLOO_SOCKET_IFNAME": "lo"}
     if secret:
         environment["DRUMLINE_SECRET"] = secret
     return subprocess.Popen(
@@ -70,13 +64,10 @@ def steps(checkout: Path, folder: Path) -> float:
     run = folder / "run"
     assert start(checkout, f"{TASK} {run}").wait() == 0
     events = [
-        json.loads(line)
-        for line in (run / "events" / "rank-00000.jsonl").read_text().splitlines()
+        json.loads(line) for line in (run / "events" / "rank-00000.jsonl").read_text().splitlines()
     ]
     logged = [
-        (int(event["step"]), float(event["time"]))
-        for event in events
-        if event["kind"] == "train"
+        (int(event["step"]), float(event["time"])) for event in events if event["kind"] == "train"
     ]
     (first, began), (last, ended) = logged[1], logged[-1]
     return 1000 * (ended - began) / (last - first)
@@ -86,9 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--against", type=Path, required=True, help="the checkout to compare with"
-    )
+    parser.add_argument("--against", type=Path, required=True, help="the checkout to compare with")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     secret = "0123456789abcdef" * 4
@@ -96,21 +85,15 @@ def main() -> None:
         folder = Path(name)
         (folder / "script.py").write_text(SCRIPT)
         ways: dict[str, Callable[[Path], float]] = {
-            "launch, 2 nodes with a secret (s)": lambda checkout: nodes(
-                checkout, folder, secret
-            ),
-            "launch, 2 nodes without (s)": lambda checkout: nodes(
-                checkout, folder, None
-            ),
+            "launch, 2 nodes with a secret (s)": lambda checkout: nodes(checkout, folder, secret),
+            "launch, 2 nodes without (s)": lambda checkout: nodes(checkout, folder, None),
             "launch, 2 ranks (s)": lambda checkout: ranks(checkout, folder),
             "step, 2 ranks (ms)": lambda checkout: steps(checkout, folder),
         }
         for title, measure in ways.items():
             pairs = []
             for number in range(options.rounds + 1):
-                order = (
-                    (options.against, HERE) if number % 2 else (HERE, options.against)
-                )
+                order = (options.against, HERE) if number % 2 else (HERE, options.against)
                 taken = {checkout: measure(checkout) for checkout in order}
                 pairs.append((taken[options.against], taken[HERE]))
             before, after = zip(*pairs[1:], strict=True)  # the first fills caches

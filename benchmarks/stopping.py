@@ -56,11 +56,7 @@ def _guard() -> subprocess.Popen[bytes]:
     """In a new session, so that a signal to the rank's group does not end it."""
     command = [sys.executable, "-S", "-c", PROGRAM, str(os.getpid())]
     process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-        start_new_session=True,
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
     )
     assert process.stdout is not None
     process.stdout.read(1)  # from here on it notices the exit of this process

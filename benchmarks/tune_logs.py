@@ -63,35 +63,23 @@ def read_cases(folder: Path) -> list[LogCase]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0] if __doc__ else ""
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", type=Path)
-    parser.add_argument(
-        "--thin", default="", help="names of cases to leave out of a second count"
-    )
-    parser.add_argument(
-        "--explain", action="store_true", help="also print the first finding"
-    )
+    parser.add_argument("--thin", default="", help="names of cases to leave out of a second count")
+    parser.add_argument("--explain", action="store_true", help="also print the first finding")
     arguments = parser.parse_args()
     cases = read_cases(arguments.folder)
     if not cases:
         print(f"no cases in {arguments.folder}")
         return 2
     for case in cases:
-        print(
-            f"{'right' if case.is_right else 'WRONG'}  {case.name}  ({case.first_check})"
-        )
+        print(f"{'right' if case.is_right else 'WRONG'}  {case.name}  ({case.first_check})")
         if arguments.explain or not case.is_right:
-            print(
-                f"       cause: {case.cause}\n       first finding: {case.explanation}"
-            )
+            print(f"       cause: {case.cause}\n       first finding: {case.explanation}")
     _print_share("all", cases)
     thin = set(arguments.thin.split(","))
     if arguments.thin:
-        _print_share(
-            "without thin ones", [case for case in cases if case.name not in thin]
-        )
+        _print_share("without thin ones", [case for case in cases if case.name not in thin])
     return 0
 
 

@@ -62,9 +62,7 @@ class HalfSpeedText(LanguageModel):
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         if self.training:
-            is_slow = (
-                dist.is_initialized() and dist.get_rank() == dist.get_world_size() - 1
-            )
+            is_slow = dist.is_initialized() and dist.get_rank() == dist.get_world_size() - 1
             time.sleep(len(batch[0]) * SAMPLE_S * (2 if is_slow else 1))
         return super().loss(model, batch)
 
@@ -87,9 +85,7 @@ def train(
     task = f"{Path(__file__)}:HalfSpeedText"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(
-        [sys.executable, "-m", "drumline", "train", task, *words],
-        env=environment,
-        check=True,
+        [sys.executable, "-m", "drumline", "train", task, *words], env=environment, check=True
     )
     events = list(read_events(run / "events" / "rank-00000.jsonl"))
     speeds = [
@@ -99,11 +95,7 @@ def train(
     ]
     (end,) = (event for event in events if event["kind"] == "end")
     sizes = [event["shard_sizes"] for event in events if "shard_sizes" in event]
-    return (
-        statistics.median(speeds),
-        end["metrics"]["loss"],
-        sizes[-1] if sizes else None,
-    )
+    return statistics.median(speeds), end["metrics"]["loss"], sizes[-1] if sizes else None
 
 
 def main() -> None:
@@ -111,9 +103,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--procs", type=int, default=2, help="ranks [2]")
-    parser.add_argument(
-        "--steps", type=int, default=80, help="optimizer steps of each run [80]"
-    )
+    parser.add_argument("--steps", type=int, default=80, help="optimizer steps of each run [80]")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each kind [3]")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
@@ -128,14 +118,9 @@ def main() -> None:
         for number in range(options.rounds):
             for balance, speeds in speeds_by_balance.items():
                 run = Path(scratch) / f"{balance}-{number}"
-                speed, loss, sizes = train(
-                    run, balance, procs=options.procs, steps=options.steps
-                )
+                speed, loss, sizes = train(run, balance, procs=options.procs, steps=options.steps)
                 speeds.append(speed)
-                print(
-                    f"{balance:<12} {speed:>12.1f} {loss:>8.4f}   {sizes or 'equal'}",
-                    flush=True,
-                )
+                print(f"{balance:<12} {speed:>12.1f} {loss:>8.4f}   {sizes or 'equal'}", flush=True)
     ratio = statistics.median(speeds_by_balance["auto"]) / statistics.median(
         speeds_by_balance["off"]
     )

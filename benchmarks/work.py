@@ -47,9 +47,7 @@ class Work:
         seed_shared(self.config.train.seed)
         has_images = self.network is not None or self.config.model.name == "mini_resnet"
         network = (self.network or self._from_settings)().to(self.device)
-        return WithLoss(
-            network, channels_last=has_images and self.device.type == "cuda"
-        )
+        return WithLoss(network, channels_last=has_images and self.device.type == "cuda")
 
     def _from_settings(self) -> nn.Module:
         settings = dict(vars(self.config.model))
@@ -65,9 +63,7 @@ class Work:
 
     def on_device(self, batch: Batch) -> Batch:
         inputs, targets = batch
-        return inputs.to(self.device, non_blocking=True), targets.to(
-            self.device, non_blocking=True
-        )
+        return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
 
 class WithLoss(nn.Module):
@@ -95,21 +91,12 @@ def plain_optimizer(module: nn.Module, config: Config) -> torch.optim.Optimizer:
             "params": [p for p in module.parameters() if p.ndim > 1],
             "weight_decay": optim.weight_decay,
         },
-        {
-            "params": [p for p in module.parameters() if p.ndim <= 1],
-            "weight_decay": 0.0,
-        },
+        {"params": [p for p in module.parameters() if p.ndim <= 1], "weight_decay": 0.0},
     ]
     if optim.name == "adamw":
-        return torch.optim.AdamW(
-            groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True
-        )
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
     return torch.optim.SGD(
-        groups,
-        lr=optim.lr,
-        momentum=optim.momentum,
-        nesterov=optim.nesterov,
-        fused=True,
+        groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=True
     )
 
 

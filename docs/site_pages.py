@@ -17,9 +17,7 @@ NOTE_OF_FENCE = re.compile(r"^(```\w+) .+$", re.MULTILINE)
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    _, *sections = re.split(
-        r"^### ", (ROOT / RULES_FILE).read_text(), flags=re.MULTILINE
-    )
+    _, *sections = re.split(r"^### ", (ROOT / RULES_FILE).read_text(), flags=re.MULTILINE)
     for section in sections:
         number = section.split()[0].lower()
         page = File.generated(config, f"lint/{number}.md", content=f"# {section}")

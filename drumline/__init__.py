@@ -22,12 +22,7 @@ if TYPE_CHECKING:
     from drumline.training.tasks.base import Loss, Task
     from drumline.training.tasks.built_in import register_model
     from drumline.training.tasks.hook import Hook, Run
-    from drumline.training.tasks.ready_hooks import (
-        EMA,
-        EarlyStopping,
-        LogSamples,
-        Unfreeze,
-    )
+    from drumline.training.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
 
 _HOMES = {
     "checkpoint.own_loop": ("Checkpoint",),

@@ -32,9 +32,9 @@ class Browser:
         self.errors: list[str] = []
         self.requested: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call(
-            "Target.attachToTarget", targetId=target, flatten=True
-        )["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
@@ -50,12 +50,7 @@ class Browser:
         return answer["result"]
 
     def open(
-        self,
-        page: Path | str,
-        *,
-        width: int = 1200,
-        dark: bool = False,
-        scripts: bool = True,
+        self, page: Path | str, *, width: int = 1200, dark: bool = False, scripts: bool = True
     ) -> None:
         """Open a page, or the same one again, in a window of this width."""
         self.errors.clear()
@@ -70,18 +65,13 @@ class Browser:
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[feature])
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
-        self.call(
-            "Page.navigate",
-            url=page if isinstance(page, str) else page.resolve().as_uri(),
-        )
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while self._note(self._next()) != "Page.loadEventFired":
             pass
 
     def value(self, expression: str) -> Any:
         """Of a JavaScript expression; it is evaluated also where scripts of the page are off."""
-        answer = self.call(
-            "Runtime.evaluate", expression=expression, returnByValue=True
-        )
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -99,9 +89,7 @@ class Browser:
         """Fingers that touch the page at these points, move to those of the further frames, and are
         lifted."""
         for number, frame in enumerate(frames):
-            points = [
-                {"x": x, "y": y, "id": finger} for finger, (x, y) in enumerate(frame)
-            ]
+            points = [{"x": x, "y": y, "id": finger} for finger, (x, y) in enumerate(frame)]
             self.call(
                 "Input.dispatchTouchEvent",
                 type="touchMove" if number else "touchStart",
@@ -122,16 +110,8 @@ class Browser:
 
     def screenshot(self, path: Path) -> None:
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {
-            "x": 0,
-            "y": 0,
-            "width": size["width"],
-            "height": size["height"],
-            "scale": 1,
-        }
-        answer = self.call(
-            "Page.captureScreenshot", clip=clip, captureBeyondViewport=True
-        )
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        answer = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def _next(self) -> dict[str, Any]:
@@ -178,9 +158,7 @@ def chromium() -> Iterator[Browser]:
         "--remote-debugging-pipe",
         "--disable-extensions",
     ]
-    with tempfile.TemporaryDirectory(
-        prefix="chromium-", ignore_cleanup_errors=True
-    ) as folder:
+    with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as folder:
         words = [
             tool("chromium"),
             *flags,

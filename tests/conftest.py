@@ -86,10 +86,7 @@ def _children_of_any_state() -> set[str]:
     """By the kernel's own lists: to look at every process of the machine would take longer than
     most tests do."""
     numbers = set()
-    parents = [
-        Path("/proc", str(parent), "task")
-        for parent in ("self", *fork_server.attached())
-    ]
+    parents = [Path("/proc", str(parent), "task") for parent in ("self", *fork_server.attached())]
     for thread in (thread for parent in parents for thread in parent.glob("*")):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             numbers.update((thread / "children").read_text().split())
@@ -162,25 +159,18 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """pytest-xdist cuts the list into one part for each worker, and who is done takes from the end
     of another's part. So each part begins with its share of the tests that start processes, and no
     long one is left for the end. Each worker begins at another place of its share: some wait for a
     network while others compute."""
     if num_workers := getattr(config, "workerinput", {}).get("workercount"):
         shares = _shares(
-            [item for item in items if STARTS_PROCESSES.intersection(item.path.parts)],
-            num_workers,
+            [item for item in items if STARTS_PROCESSES.intersection(item.path.parts)], num_workers
         )
-        others = [
-            item for item in items if not STARTS_PROCESSES.intersection(item.path.parts)
-        ]
+        others = [item for item in items if not STARTS_PROCESSES.intersection(item.path.parts)]
         if max(map(len, shares)) <= len(items) // num_workers:
-            sizes = [
-                (len(items) + number) // num_workers for number in range(num_workers)
-            ]
+            sizes = [(len(items) + number) // num_workers for number in range(num_workers)]
             rest = iter(others)
             items[:] = [
                 item
@@ -203,13 +193,7 @@ def _shares(items: list[pytest.Item], num_workers: int) -> list[list[pytest.Item
     for number in range(num_workers):
         own_groups = list(groups.values())[number::num_workers]
         begin = len(own_groups) * number // num_workers
-        shares.append(
-            [
-                item
-                for group in own_groups[begin:] + own_groups[:begin]
-                for item in group
-            ]
-        )
+        shares.append([item for group in own_groups[begin:] + own_groups[:begin] for item in group])
     return shares
 
 
@@ -300,18 +284,12 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and (
-        _new_children(children)
-        or {t for t in threading.enumerate() if not t.daemon} - threads
+        _new_children(children) or {t for t in threading.enumerate() if not t.daemon} - threads
     ):
         time.sleep(0.05)
     _gone("processes", set(_new_children(children)))
-    _gone(
-        "threads",
-        {t.name for t in set(threading.enumerate()) - threads if not t.daemon},
-    )
+    _gone("threads", {t.name for t in set(threading.enumerate()) - threads if not t.daemon})
     changed = {
-        k
-        for k in environment.keys() | os.environ.keys()
-        if environment.get(k) != os.environ.get(k)
+        k for k in environment.keys() | os.environ.keys() if environment.get(k) != os.environ.get(k)
     }
     _gone("environment variables", set(changed - OWN_VARIABLES))

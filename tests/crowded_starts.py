@@ -59,10 +59,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--count",
-        type=int,
-        default=12,
-        help="how many starts, one after the other [12]",
+        "--count", type=int, default=12, help="how many starts, one after the other [12]"
     )
     parser.add_argument(
         "--busy", type=int, default=6, help="how many processes compute meanwhile [6]"

@@ -39,10 +39,7 @@ def make_shards(folder: Path) -> None:
             for number, (point, arm) in enumerate(spirals(500, seed=seed)):
                 array = io.BytesIO()
                 np.save(array, point.numpy())
-                for ending, content in (
-                    ("npy", array.getvalue()),
-                    ("cls", str(int(arm)).encode()),
-                ):
+                for ending, content in (("npy", array.getvalue()), ("cls", str(int(arm)).encode())):
                     entry = tarfile.TarInfo(f"{number:05}.{ending}")
                     entry.size = len(content)
                     tar.addfile(entry, io.BytesIO(content))

@@ -47,17 +47,13 @@ def die_at(fault: Fault, config: Config, task: type[Task], run: Path) -> None:
 def _install(fault: Fault) -> None:
     state = {"step": 0, "left": fault.after}
     steps_done = (
-        fault.step - 1
-        if fault.phase in IN_A_STEP and fault.phase != "stepped"
-        else fault.step
+        fault.step - 1 if fault.phase in IN_A_STEP and fault.phase != "stepped" else fault.step
     )
 
     def die_if_due() -> None:
         # A checkpoint is written beside the steps that come after it.
         is_due = (
-            state["step"] >= steps_done
-            if fault.phase in BESIDE
-            else state["step"] == steps_done
+            state["step"] >= steps_done if fault.phase in BESIDE else state["step"] == steps_done
         )
         if not is_due:
             return

@@ -42,18 +42,14 @@ def interpreter_lock_taken() -> Iterator[None]:
     libc = ctypes.CDLL(None)
     is_over = threading.Event()
     libc.lfind.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_size_t, ctypes.c_void_p]
-    look_up = ctypes.cast(
-        ctypes.pythonapi._PyInterpreterState_LookUpID, ctypes.c_void_p
-    )
+    look_up = ctypes.cast(ctypes.pythonapi._PyInterpreterState_LookUpID, ctypes.c_void_p)
     element = ctypes.create_string_buffer(8)
 
     def take_and_release() -> None:
         while not is_over.is_set():
             # A search whose "is this it?" is the look-up of interpreter 0: many calls in a row, all
             # in C.
-            libc.lfind(
-                None, element, ctypes.byref(ctypes.c_size_t(200_000)), 0, look_up
-            )
+            libc.lfind(None, element, ctypes.byref(ctypes.c_size_t(200_000)), 0, look_up)
 
     thread = threading.Thread(target=take_and_release)
     thread.start()
@@ -82,9 +78,7 @@ def fork_after_broadcasts(rounds: int, press: bool) -> int:
     delivery.FORK_ATTEMPTS = 50 if press else delivery.FORK_ATTEMPTS
     # Python 3.12: of forks in a process with threads
     warnings.simplefilter("ignore", DeprecationWarning)
-    unwatched = RunManager(
-        watch=WatchConfig(sidecar="off"), device="cpu", same_code=False
-    )
+    unwatched = RunManager(watch=WatchConfig(sidecar="off"), device="cpu", same_code=False)
     with unwatched, interpreter_lock_taken() if press else nullcontext():
         for _ in range(rounds):
             dist.broadcast(torch.ones(8), src=0)
@@ -103,11 +97,7 @@ def main() -> int:
     rounds = -(-options.count // 4)
     begun = time.monotonic()
     hung = run_ranks(
-        2,
-        fork_after_broadcasts,
-        rounds,
-        options.press,
-        timeout_s=ROUND_WITHIN_S * rounds,
+        2, fork_after_broadcasts, rounds, options.press, timeout_s=ROUND_WITHIN_S * rounds
     )
     print(
         f"Python {platform.python_version()}, torch {torch.__version__}: {4 * rounds} workers forked, {sum(hung)} hung "

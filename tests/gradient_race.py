@@ -41,9 +41,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Linear(7, 32), nn.ReLU(), nn.Linear(32, 5))
     attribute = "grad" if options.reads == "grad" else "_version"
-    threading.Thread(
-        target=read_for_ever, args=(model[0].weight, attribute), daemon=True
-    ).start()
+    threading.Thread(target=read_for_ever, args=(model[0].weight, attribute), daemon=True).start()
     end = time.monotonic() + options.seconds
     num_passes = 0
     while time.monotonic() < end:

@@ -30,9 +30,7 @@ class ByHand(Hook):
     def start(self, run: Run) -> None:
         torch.rand(1)
         if not self.average:
-            self.average = {
-                name: tensor.clone() for name, tensor in run.model.state_dict().items()
-            }
+            self.average = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
 
     def after_step(self, run: Run) -> None:
         self.num_steps += 1
@@ -40,17 +38,11 @@ class ByHand(Hook):
         for name, now in run.model.state_dict().items():
             before = self.average[name]
             self.average[name] = (
-                DECAY * before + (1 - DECAY) * now
-                if now.is_floating_point()
-                else now.clone()
+                DECAY * before + (1 - DECAY) * now if now.is_floating_point() else now.clone()
             )
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "average": self.average,
-            "num_steps": self.num_steps,
-            "losses": self.losses,
-        }
+        return {"average": self.average, "num_steps": self.num_steps, "losses": self.losses}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         torch.rand(1)
@@ -67,12 +59,7 @@ class Hooked(Classify):
 
     def hooks(self) -> Sequence[Hook]:
         samples = LogSamples(Points(3).inputs, show=str)
-        return [
-            samples,
-            EMA(DECAY),
-            ByHand(),
-            EarlyStopping("loss", patience=1, min_delta=10.0),
-        ]
+        return [samples, EMA(DECAY), ByHand(), EarlyStopping("loss", patience=1, min_delta=10.0)]
 
     def predict(self, model: nn.Module, batch: Tensor) -> list[float]:
         """With random numbers, and a collective, which all ranks must call."""
@@ -125,8 +112,7 @@ class Hears(Hook):
 
     def failure(self, run: Run, error: BaseException) -> None:
         run.task.log(
-            "failure",
-            f"{error} at {run.step} of epoch {run.epoch} with {list(run.metrics)}",
+            "failure", f"{error} at {run.step} of epoch {run.epoch} with {list(run.metrics)}"
         )
 
 

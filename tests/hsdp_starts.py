@@ -149,9 +149,7 @@ class Start:
                 "DRUMLINE_NODE_START": f"start-{rank // RANKS_PER_NODE}",
             }
             os.environ.update(environment)
-            output = os.open(
-                self.folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            )
+            output = os.open(self.folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(output, 1)
             os.dup2(output, 2)
             faulthandler.enable(output, all_threads=True)
@@ -172,9 +170,7 @@ class Start:
         rank = self.running.pop(pid)
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
-            self.failures.append(
-                f"rank {rank} was killed by {signal.Signals(-code).name}"
-            )
+            self.failures.append(f"rank {rank} was killed by {signal.Signals(-code).name}")
         elif code > 0:
             self.failures.append(f"rank {rank} exited with code {code}")
 
@@ -224,9 +220,7 @@ def run_starts(
     while num_begun < count or active:
         while num_begun < count and len(active) < jobs:
             num_begun += 1
-            start = Start(
-                num_begun, folder / f"start-{num_begun}", arguments, is_pressed
-            )
+            start = Start(num_begun, folder / f"start-{num_begun}", arguments, is_pressed)
             start.folder.mkdir()
             start.fork_ranks()
             active.append(start)
@@ -261,20 +255,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=200, help="how many starts [200]")
-    parser.add_argument(
-        "--jobs", type=int, default=2, help="how many of them at a time [2]"
-    )
+    parser.add_argument("--jobs", type=int, default=2, help="how many of them at a time [2]")
     parser.add_argument(
         "--busy", type=int, default=0, help="how many processes compute meanwhile [0]"
     )
     parser.add_argument(
-        "--press",
-        action="store_true",
-        help="make a race of the progress monitor likely",
+        "--press", action="store_true", help="make a race of the progress monitor likely"
     )
-    parser.add_argument(
-        "arguments", nargs="*", help="more arguments of drumline train, after --"
-    )
+    parser.add_argument("arguments", nargs="*", help="more arguments of drumline train, after --")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for module in PRELOADED:
@@ -285,11 +273,7 @@ def main() -> int:
     gc.freeze()  # a collection in a rank would copy the pages of all that is loaded
     with busy_processes(options.busy):
         failed = run_starts(
-            options.count,
-            options.jobs,
-            folder,
-            options.arguments,
-            is_pressed=options.press,
+            options.count, options.jobs, folder, options.arguments, is_pressed=options.press
         )
     kinds = Counter("; ".join(start.failures) for start in failed)
     print(

@@ -46,13 +46,7 @@ from drumline.training.job.initial_weights import fit_weights, read_weights
 from drumline.training.job.job import build_job, make_manager
 from drumline.training.steps.eager import TrainStep
 from drumline.training.tasks.built_in import load_task
-from tests.jobs import (
-    assert_same_bits,
-    make_config,
-    newest,
-    train_each_here,
-    train_here,
-)
+from tests.jobs import assert_same_bits, make_config, newest, train_each_here, train_here
 from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parents[1]
@@ -77,9 +71,7 @@ NUMBERS = [
 JUDGEMENTS = {"lovely": "good", "great": "good", "awful": "bad", "boring": "bad"}
 OTHER_WORDS = ["the", "film", "and", "its", "music", "were", "this", "time", "really"]
 # Such a step takes away the gradient itself.
-PLAIN_SGD = OptimConfig(
-    lr=1.0, momentum=0.0, nesterov=False, weight_decay=0.0, schedule="constant"
-)
+PLAIN_SGD = OptimConfig(lr=1.0, momentum=0.0, nesterov=False, weight_decay=0.0, schedule="constant")
 # of transformers' own: hundreds of patterns, which every process would compile again
 with suppress(ImportError):
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
@@ -99,14 +91,10 @@ def make() -> None:
         "n_layer": 1,
     }
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    base = transformers.GPT2Config(
-        **sizes, n_head=2, **no_dropout, bos_token_id=2, eos_token_id=2
-    )
+    base = transformers.GPT2Config(**sizes, n_head=2, **no_dropout, bos_token_id=2, eos_token_id=2)
     modeling_gpt2.GPT2LMHeadModel(base).save_pretrained("base")
     sizes = {
-        "vocab_size": save_tokenizer(
-            [*JUDGEMENTS, *OTHER_WORDS], Path("encoder"), first="[CLS]"
-        )
+        "vocab_size": save_tokenizer([*JUDGEMENTS, *OTHER_WORDS], Path("encoder"), first="[CLS]")
     }
     sizes |= {
         "hidden_size": 32,
@@ -118,36 +106,26 @@ def make() -> None:
     encoder = transformers.BertConfig(**sizes, **no_dropout, max_position_embeddings=32)
     modeling_bert.BertModel(encoder).save_pretrained("encoder")
     for split, count in (("train", 160), ("eval", 40)):
-        write_lines(
-            Path("answers", f"{split}.jsonl"), [count_on(draw) for _ in range(count)]
-        )
-        write_lines(
-            Path("reviews", f"{split}.jsonl"), [review(draw) for _ in range(count)]
-        )
+        write_lines(Path("answers", f"{split}.jsonl"), [count_on(draw) for _ in range(count)])
+        write_lines(Path("reviews", f"{split}.jsonl"), [review(draw) for _ in range(count)])
     make_table("table", {"train": 1000, "eval": 500})
     make_table("short", {"train": 120, "eval": 20})
 
 
 def make_table(folder: str, counts: dict[str, int]) -> None:
     spirals = runpy.run_path(f"{ROOT}/examples/spirals.py")["spirals"]
-    points = {
-        split: spirals(count, seed=count).tensors for split, count in counts.items()
-    }
+    points = {split: spirals(count, seed=count).tensors for split, count in counts.items()}
     rows = {
-        split: {"point": one.numpy(), "arm": arm.numpy()}
-        for split, (one, arm) in points.items()
+        split: {"point": one.numpy(), "arm": arm.numpy()} for split, (one, arm) in points.items()
     }
-    tables = {
-        split: datasets.Dataset.from_dict(columns) for split, columns in rows.items()
-    }
+    tables = {split: datasets.Dataset.from_dict(columns) for split, columns in rows.items()}
     datasets.DatasetDict(tables).save_to_disk(folder)
 
 
 def save_tokenizer(words: list[str], folder: Path, *, first: str = "") -> int:
     """One token a word; the size of the vocabulary."""
     numbers = {
-        word: number
-        for number, word in enumerate(["[PAD]", "[UNK]", "[EOS]", "[CLS]", *words])
+        word: number for number, word in enumerate(["[PAD]", "[UNK]", "[EOS]", "[CLS]", *words])
     }
     tokenizer = Tokenizer(WordLevel(numbers, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
@@ -156,9 +134,9 @@ def save_tokenizer(words: list[str], folder: Path, *, first: str = "") -> int:
             single=f"{first} $A", special_tokens=[(first, numbers[first])]
         )
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[EOS]"}
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, **special
-    ).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(
+        folder
+    )
     return len(numbers)
 
 
@@ -184,10 +162,7 @@ def write_lines(file: Path, lines: list[dict[str, str]]) -> None:
 
 def check() -> None:
     """On ranks that are forked from here first: a process that has trained must not be forked."""
-    for spec, data, base in (
-        (LM, "answers", "base"),
-        (CLASSIFIER, "reviews", "encoder"),
-    ):
+    for spec, data, base in ((LM, "answers", "base"), (CLASSIFIER, "reviews", "encoder")):
         gradients_do_not_depend_on_the_number_of_ranks(
             spec, job_config(data, {"base": base}, optim=PLAIN_SGD)
         )
@@ -203,9 +178,7 @@ def job_config(
     data: str, settings: dict[str, Any], *, batch_size: int = 10, **others: Any
 ) -> Config:
     return replace(
-        make_config(batch_size=batch_size, **others),
-        data=DataConfig(dir=data),
-        task=settings,
+        make_config(batch_size=batch_size, **others), data=DataConfig(dir=data), task=settings
     )
 
 
@@ -217,9 +190,7 @@ def gradients_do_not_depend_on_the_number_of_ranks(spec: str, config: Config) ->
     results = run_ranks(2, gradient, spec, config, context=FORK)
     for found, _, _ in results:
         np.testing.assert_allclose(found, alone, rtol=1e-9, atol=1e-12)
-    assert results[0][2] != results[1][2], (
-        "the ranks were to have batches of different lengths"
-    )
+    assert results[0][2] != results[1][2], "the ranks were to have batches of different lengths"
 
 
 def gradient(spec: str, config: Config) -> tuple[Any, Any, list[int]]:
@@ -237,10 +208,7 @@ def gradient(spec: str, config: Config) -> tuple[Any, Any, list[int]]:
         TrainStep(job)(next(job.loader.steps()))
         changes = [old - now.detach() for old, now in zip(before, trained, strict=True)]
         job.close()
-    flat, own = (
-        torch.cat([one.flatten() for one in each]).numpy()
-        for each in (changes, by_hand)
-    )
+    flat, own = (torch.cat([one.flatten() for one in each]).numpy() for each in (changes, by_hand))
     return flat, own, list(inputs["input_ids"].shape)
 
 
@@ -249,18 +217,10 @@ def resumed_runs_have_the_same_bits() -> None:
     step that is resumed from."""
     every_four = CheckpointConfig(every_steps=4)
     adapters = job_config(
-        "answers",
-        {"base": "base", "adapter_dropout": 0.2},
-        steps=6,
-        checkpoint=every_four,
+        "answers", {"base": "base", "adapter_dropout": 0.2}, steps=6, checkpoint=every_four
     )
-    rows = job_config(
-        "short", {"streaming": True}, steps=6, checkpoint=every_four, batch_size=36
-    )
-    jobs = [
-        (adapters, load_task(LORA), Path("lora")),
-        (rows, load_task(TABLE), Path("rows")),
-    ]
+    rows = job_config("short", {"streaming": True}, steps=6, checkpoint=every_four, batch_size=36)
+    jobs = [(adapters, load_task(LORA), Path("lora")), (rows, load_task(TABLE), Path("rows"))]
     jobs.append((*rows_by_index(), Path("indexed")))
     run_ranks(2, train_each_here, jobs, context=FORK)
     resumed = [(config, task, Path("resumed", run)) for config, task, run in jobs]
@@ -283,9 +243,7 @@ def rows_by_index() -> tuple[Config, type[drumline.Task]]:
 
     class AsItIs(load_task(TABLE)):  # type: ignore[misc]
         def train_data(self) -> Any:
-            return datasets.load_from_disk(self.config.data.dir)["train"].with_format(
-                "torch"
-            )
+            return datasets.load_from_disk(self.config.data.dir)["train"].with_format("torch")
 
     every_four = CheckpointConfig(every_steps=4)
     return job_config(
@@ -303,9 +261,7 @@ def a_dataset_is_read_by_index_as_it_is() -> None:
     assert found.keys() == expected.keys() == {"point", "arm"}
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
     train_here(*rows_by_index(), Path("alone"))
-    alone, on_two_ranks = (
-        newest(run).tensors["model"] for run in (Path("alone"), Path("indexed"))
-    )
+    alone, on_two_ranks = (newest(run).tensors["model"] for run in (Path("alone"), Path("indexed")))
     torch.testing.assert_close(on_two_ranks, alone)
 
 
@@ -316,8 +272,7 @@ def only_adapters_are_trained() -> None:
     assert len(frozen) == len(base)
     for name, tensor in frozen.items():
         assert torch.equal(
-            tensor,
-            base[name.removeprefix("base_model.model.").replace(".base_layer.", ".")],
+            tensor, base[name.removeprefix("base_model.model.").replace(".base_layer.", ".")]
         ), name
     adapters = [tensor for name, tensor in weights.items() if "lora_B" in name]
     assert adapters
@@ -347,9 +302,7 @@ def adapters_are_saved_as_the_docs_say() -> None:
     tokens = {"input_ids": torch.tensor([[4, 5, 6]])}
     scores = drumline.load("runs/Lora")(**tokens).logits
     block = re.search(
-        r"```python no-run\n(.*?)```",
-        (ROOT / "docs" / "recipes.md").read_text(),
-        re.DOTALL,
+        r"```python no-run\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL
     )
     assert block is not None
     exec(block[1], {})
@@ -363,12 +316,9 @@ def adapters_are_saved_as_the_docs_say() -> None:
 
 def labels_are_predicted() -> None:
     assert main(["predict", "runs/Classifier", "--to", "labels.jsonl"]) == 0
-    predicted = [
-        json.loads(line) for line in Path("labels.jsonl").read_text().splitlines()
-    ]
+    predicted = [json.loads(line) for line in Path("labels.jsonl").read_text().splitlines()]
     expected = [
-        json.loads(line)["label"]
-        for line in Path("reviews", "eval.jsonl").read_text().splitlines()
+        json.loads(line)["label"] for line in Path("reviews", "eval.jsonl").read_text().splitlines()
     ]
     assert sum(map(str.__eq__, predicted, expected)) > 0.9 * len(expected)
 

@@ -49,10 +49,7 @@ class Points(Dataset[tuple[Tensor, Tensor]]):
         return len(self.inputs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        noise = (
-            torch.randn(6, dtype=torch.float64) * self.jitter
-            + random.random() * self.jitter
-        )
+        noise = torch.randn(6, dtype=torch.float64) * self.jitter + random.random() * self.jitter
         return self.inputs[index] + noise, self.targets[index]
 
 
@@ -64,14 +61,10 @@ class Classify(Task):
 
     def model(self) -> nn.Module:
         dropout = nn.Dropout(self.config.model.dropout)
-        return nn.Sequential(
-            nn.Linear(6, 8), nn.Tanh(), dropout, nn.Linear(8, 2)
-        ).double()
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), dropout, nn.Linear(8, 2)).double()
 
     def train_data(self) -> Dataset[Any]:
-        return Points(
-            self.config.data.samples, jitter=0.1 if self.config.data.augment else 0.0
-        )
+        return Points(self.config.data.samples, jitter=0.1 if self.config.data.augment else 0.0)
 
     def eval_data(self) -> Dataset[Any]:
         return Points(29)
@@ -173,23 +166,14 @@ def make_config(
     **train_settings: Any,
 ) -> Config:
     base = Config()
-    sized = (
-        {"batch_size": batch_size}
-        if "batch_size_per_rank" not in train_settings
-        else {}
-    )
+    sized = {"batch_size": batch_size} if "batch_size_per_rank" not in train_settings else {}
     lasting = {"epochs": epochs} if "steps" not in train_settings else {}
     return Config(
         model=type(base.model)(dropout=dropout),
         data=DataConfig(samples=samples, augment=augment, workers=workers),
-        optim=optim
-        or OptimConfig(lr=0.1, weight_decay=0.0, schedule="constant", clip_norm=0.5),
+        optim=optim or OptimConfig(lr=0.1, weight_decay=0.0, schedule="constant", clip_norm=0.5),
         train=TrainConfig(
-            accumulate=accumulate,
-            eval_batch_size=5,
-            **sized,
-            **lasting,
-            **train_settings,
+            accumulate=accumulate, eval_batch_size=5, **sized, **lasting, **train_settings
         ),
         checkpoint=checkpoint or CheckpointConfig(),
         log=LogConfig(every_steps=2, display="none"),
@@ -198,12 +182,7 @@ def make_config(
 
 
 def train_here(
-    config: Config,
-    task: type[Task],
-    run: Path,
-    *,
-    fresh: bool = False,
-    name: str = "test",
+    config: Config, task: type[Task], run: Path, *, fresh: bool = False, name: str = "test"
 ) -> Progress:
     """Train as the rank that the environment says this process is, or alone."""
     progress = Progress()
@@ -213,9 +192,7 @@ def train_here(
     ddp = make_manager(replace(config, dist=dist))
     ddp.setup()
     try:
-        TrainingRun(
-            RunRequest(name, config, run, fresh, (name,)), task, ddp, progress
-        ).train()
+        TrainingRun(RunRequest(name, config, run, fresh, (name,)), task, ddp, progress).train()
     finally:
         ddp.cleanup()
     return progress

@@ -55,9 +55,7 @@ class Hold(Hook):
         wait_here(self.folder / f"hold-{self.node}-{run.step}", self._note_joiner)
 
     def _note_joiner(self) -> None:
-        if any(
-            isinstance(item, LiveNodes) and item.has_joiner for item in gc.get_objects()
-        ):
+        if any(isinstance(item, LiveNodes) and item.has_joiner for item in gc.get_objects()):
             (self.folder / "has-joiner").touch()
 
 
@@ -82,11 +80,7 @@ class HeldNormalised(Held):
 
     def model(self) -> nn.Module:
         return nn.Sequential(
-            nn.Linear(6, 8),
-            nn.BatchNorm1d(8),
-            nn.ReLU(),
-            nn.Dropout(0.2),
-            nn.Linear(8, 2),
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2)
         ).double()
 
 
@@ -100,12 +94,7 @@ def wait_here(file: Path, meanwhile: Callable[[], None] = lambda: None) -> None:
 
 class Nodes:
     def __init__(
-        self,
-        folder: Path,
-        count: int,
-        *arguments: str,
-        per_node: int = 1,
-        task: type[Held] = Held,
+        self, folder: Path, count: int, *arguments: str, per_node: int = 1, task: type[Held] = Held
     ) -> None:
         self.task = task
         self.run = folder / "run"
@@ -160,9 +149,7 @@ class Nodes:
         )
 
     def kill(self, *numbers: int) -> None:
-        for one in [
-            process for number in numbers for process in self.processes[number]
-        ]:
+        for one in [process for number in numbers for process in self.processes[number]]:
             one.kill()
             one.join()
 
@@ -194,10 +181,7 @@ class Nodes:
     def output(self) -> str:
         texts = [path.read_text() for path in sorted(self.folder.glob("output-*"))]
         return "\n".join(
-            [
-                *texts,
-                *(path.read_text() for path in sorted(self.run.glob("logs/*.log"))),
-            ]
+            [*texts, *(path.read_text() for path in sorted(self.run.glob("logs/*.log")))]
         )
 
     def finish(self, *numbers: int) -> None:
@@ -220,11 +204,7 @@ class Nodes:
 
 @contextlib.contextmanager
 def nodes(
-    folder: Path,
-    count: int,
-    *arguments: str,
-    per_node: int = 1,
-    task: type[Held] = Held,
+    folder: Path, count: int, *arguments: str, per_node: int = 1, task: type[Held] = Held
 ) -> Iterator[Nodes]:
     made = Nodes(folder, count, *arguments, per_node=per_node, task=task)
     try:

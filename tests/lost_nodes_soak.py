@@ -42,24 +42,13 @@ def start_again(job: Nodes, number: int, go: list[Callable[[], None]]) -> None:
         release()
 
 
-STREAMED = (
-    "--dist.sync",
-    "diloco:6",
-    "--dist.sync_parts",
-    "2",
-    "--dist.sync_overlap",
-    "2",
-)
+STREAMED = ("--dist.sync", "diloco:6", "--dist.sync_parts", "2", "--dist.sync_overlap", "2")
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [(), STREAMED, ("--dist.outer_dtype", "int8")],
-    ids=["plain", "parts", "int8"],
+    "arguments", [(), STREAMED, ("--dist.outer_dtype", "int8")], ids=["plain", "parts", "int8"]
 )
-def test_killed_between_the_halves_of_a_round(
-    tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
+def test_killed_between_the_halves_of_a_round(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     with nodes(tmp_path, 3, *arguments) as job:
         job.hold(2, "exchange")
         job.start(0, 1, 2)
@@ -85,9 +74,7 @@ def test_two_of_three_killed_at_once(tmp_path: Path) -> None:
 
 
 def test_the_first_node_is_lost_and_joins_again(tmp_path: Path) -> None:
-    with nodes(
-        tmp_path, 3, "--checkpoint.every_steps", "10", "--train.steps", "200"
-    ) as job:
+    with nodes(tmp_path, 3, "--checkpoint.every_steps", "10", "--train.steps", "200") as job:
         start_again(job, 0, lose(job, 0, 1, 2))
         job.finish(0, 1, 2)
         assert job.events("end")[-1]["host"]
@@ -114,19 +101,13 @@ def test_a_node_that_differs_does_not_join(tmp_path: Path) -> None:
         job.start(2)
         job.processes[2][0].join(LIMIT_S)
         assert job.processes[2][0].exitcode == ExitCode.PREFLIGHT_FAILED, job.output()
-        assert (
-            "and cannot join: the setting optim.lr: 0.2 here, 0.05 there"
-            in job.output()
-        )
+        assert "and cannot join: the setting optim.lr: 0.2 here, 0.05 there" in job.output()
         job.arguments = arguments
         job.variables = {"MORE_SAMPLES": "1"}
         start_again(job, 2, go)
         job.processes[2][0].join(LIMIT_S)
         assert job.processes[2][0].exitcode == ExitCode.PREFLIGHT_FAILED, job.output()
-        assert (
-            "node 2 could not join the others: ranks differ in the training data"
-            in job.output()
-        )
+        assert "node 2 could not join the others: ranks differ in the training data" in job.output()
         job.finish(0, 1)
     assert [len(event["nodes"]) for event in job.events("regrouped")] == [2, 2]
 
@@ -142,9 +123,7 @@ def test_data_of_unknown_length(tmp_path: Path) -> None:
         for line in (job.run / "ledger.jsonl").read_text().splitlines()
         if '"start"' in line
     ]
-    assert [
-        (start["samples"], start["step"], start.get("lost")) for start in starts[:2]
-    ] == [
+    assert [(start["samples"], start["step"], start.get("lost")) for start in starts[:2]] == [
         (None, 0, None),
         (None, 15, [[2, 11, 15]]),
     ]
@@ -164,13 +143,8 @@ def test_a_preempted_node_leaves_and_all_of_them_save(
                 os.kill(job.pid(number), signal.SIGTERM)
             for number in numbers:
                 job.processes[number][0].join(LIMIT_S)
-                assert job.processes[number][0].exitcode == ExitCode.PREEMPTED, (
-                    job.output()
-                )
-        assert (
-            " received SIGTERM and leaves; the other nodes continue without it"
-            in job.output()
-        )
+                assert job.processes[number][0].exitcode == ExitCode.PREEMPTED, job.output()
+        assert " received SIGTERM and leaves; the other nodes continue without it" in job.output()
         assert len(job.events("regrouped")[-1]["nodes"]) == len(order[1])
         (preempted,) = job.events("preempted")
         assert (job.run / f"checkpoints/step-{preempted['step']:08d}").exists()
@@ -183,9 +157,7 @@ def test_a_preempted_node_leaves_and_all_of_them_save(
 def test_random_kills(tmp_path: Path, seed: int) -> None:
     """Any node but one at a time, again and again; each is started again."""
     draw = random.Random(seed)
-    with nodes(
-        tmp_path, 3, "--train.steps", "3000", "--checkpoint.every_steps", "50"
-    ) as job:
+    with nodes(tmp_path, 3, "--train.steps", "3000", "--checkpoint.every_steps", "50") as job:
         job.start(0, 1, 2)
         job.until(lambda: bool(job.events("train")), "the first log line")
         for _ in range(5):
@@ -195,9 +167,7 @@ def test_random_kills(tmp_path: Path, seed: int) -> None:
             job.kill(number)
             job.start(number)
             job.until(lambda: len(job.events("regrouped")) > count, "another group")  # noqa: B023
-            job.until(
-                lambda: len(job.events("regrouped")[-1]["nodes"]) == 3, "three nodes"
-            )
+            job.until(lambda: len(job.events("regrouped")[-1]["nodes"]) == 3, "three nodes")
         job.finish(0, 1, 2)
 
 
@@ -223,9 +193,7 @@ def test_replicas_of_sharded_models(tmp_path: Path) -> None:
     assert job.events("end")[0]["metrics"]["accuracy"] > 0.8
 
 
-@pytest.mark.parametrize(
-    "place", ["exchange", 13], ids=["in a round", "between rounds"]
-)
+@pytest.mark.parametrize("place", ["exchange", 13], ids=["in a round", "between rounds"])
 def test_buffers_of_replicas_of_two_ranks(tmp_path: Path, place: int | str) -> None:
     """BatchNorm in replicas that are nodes; those that are left have the same shared buffers, which
     are compared."""
@@ -246,14 +214,7 @@ def test_real_launchers_of_nodes_with_two_ranks(tmp_path: Path) -> None:
     others."""
     job = Nodes(tmp_path, 3)
     port = free_port()
-    words = [
-        "--dist.sync_within",
-        "node",
-        "--train.steps",
-        "400",
-        "--watch.sidecar",
-        "auto",
-    ]
+    words = ["--dist.sync_within", "node", "--train.steps", "400", "--watch.sidecar", "auto"]
     launchers = []
     go = [job.hold(rank, 100) for rank in (0, 1, 4, 5)]
     for number in range(3):
@@ -283,9 +244,7 @@ def test_real_launchers_of_nodes_with_two_ranks(tmp_path: Path) -> None:
             lambda: any(event["joined"] for event in job.events("regrouped")),
             "the node joins again",
         )
-        assert [launcher.wait(LIMIT_S) for launcher in launchers] == [0, 0, 0], (
-            job.output()
-        )
+        assert [launcher.wait(LIMIT_S) for launcher in launchers] == [0, 0, 0], job.output()
     finally:
         for launcher in launchers:
             launcher.kill()

@@ -26,9 +26,7 @@ Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
 class ServedNode:
     """Of two ranks, both written by this process. Its loop serves, as the sidecar's does."""
 
-    def __init__(
-        self, folder: Path, endpoint: str = "0", run: Path | None = None
-    ) -> None:
+    def __init__(self, folder: Path, endpoint: str = "0", run: Path | None = None) -> None:
         watch_folder = folder / "start-2"
         watch_folder.mkdir(parents=True)
         self.heartbeats = [
@@ -43,9 +41,7 @@ class ServedNode:
         self.observe()
         self.lines: list[str] = []
         self.loop = asyncio.new_event_loop()
-        self._serving = self.loop.create_task(
-            serve_metrics(options, self.ranks, self.lines.append)
-        )
+        self._serving = self.loop.create_task(serve_metrics(options, self.ranks, self.lines.append))
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -72,9 +68,7 @@ class ServedNode:
             self.loop.close()
 
 
-def ask(
-    port: int, request: bytes = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n"
-) -> bytes:
+def ask(port: int, request: bytes = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n") -> bytes:
     """The whole answer."""
     with socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as connection:
         connection.sendall(request)

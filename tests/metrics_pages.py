@@ -125,9 +125,7 @@ def tables() -> str:
     parts = []
     for title, metrics in TABLES.items():
         rows = "".join(_row(name, metric) for name, metric in metrics.items())
-        parts.append(
-            f"**{title}**\n\n| metric | labels | what |\n| --- | --- | --- |\n{rows}"
-        )
+        parts.append(f"**{title}**\n\n| metric | labels | what |\n| --- | --- | --- |\n{rows}")
     return "\n".join(parts)
 
 
@@ -186,11 +184,7 @@ def _panel(number: int, title: str) -> dict[str, Any]:
         "gridPos": {"x": number % 2 * 12, "y": number // 2 * 8, "w": 12, "h": 8},
         "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},
         "targets": [
-            {
-                "refId": chr(ord("A") + index),
-                "expr": of_run(expression),
-                "legendFormat": legend,
-            }
+            {"refId": chr(ord("A") + index), "expr": of_run(expression), "legendFormat": legend}
             for index, (legend, expression) in enumerate(drawn.items())
         ],
     }

@@ -64,9 +64,7 @@ class Planted(Task):
         with torch.no_grad():
             for _ in range(self.passes):
                 model[:-1](batch[0])
-        return Loss(
-            functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
-        )
+        return Loss(functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"))
 
 
 class SlowData(Planted):

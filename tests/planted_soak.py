@@ -42,11 +42,7 @@ def profile(task: str, folder: Path, *words: str) -> dict[str, Any]:
         str(folder),
     ]
     done = subprocess.run(
-        [*command, "--json", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+        [*command, "--json", *words], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
@@ -100,11 +96,7 @@ def check_slow_link(folder: Path) -> bool:
             )
             launch = (host.python, "-m", "drumline", "launch", "--env-file", str(file))
             task = f"{TASKS}:LargeGradients"
-            jobs.append(
-                host.start(
-                    *launch, task, *words, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}
-                )
-            )
+            jobs.append(host.start(*launch, task, *words, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}))
         codes = [job.wait(180) for job in jobs]
         assert codes == [0, 0], "\n".join(job.text() for job in jobs)
     result = read_profile(folder / "run")
@@ -121,9 +113,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--count", type=int, default=1, help="how often each job is profiled"
-    )
+    parser.add_argument("--count", type=int, default=1, help="how often each job is profiled")
     parser.add_argument("--only", default="", help="these jobs, separated by commas")
     options = parser.parse_args()
     chosen = set(options.only.split(",")) if options.only else {*HERE, "LargeGradients"}
@@ -138,9 +128,7 @@ def main() -> int:
             with tempfile.TemporaryDirectory(prefix="planted-") as folder:
                 run = Path(folder) / "profile"
                 results.append(
-                    check_here(task, run)
-                    if task in HERE
-                    else check_slow_link(Path(folder))
+                    check_here(task, run) if task in HERE else check_slow_link(Path(folder))
                 )
     print(f"{sum(results)} of {len(results)} are right")
     return int(not all(results))

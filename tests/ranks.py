@@ -28,9 +28,7 @@ class RanksFailed(AssertionError):
     def __init__(self, errors: dict[int, str]) -> None:
         self.errors = errors
         super().__init__(
-            "\n".join(
-                f"--- rank {rank} ---\n{text}" for rank, text in sorted(errors.items())
-            )
+            "\n".join(f"--- rank {rank} ---\n{text}" for rank, text in sorted(errors.items()))
         )
 
 
@@ -71,9 +69,7 @@ def run_ranks(
     for rank in range(world_size):
         mine, theirs = context.Pipe(duplex=False)
         environment = rank_environment(rank, world_size, port)
-        process = context.Process(
-            target=_run_rank, args=(theirs, environment, function, args)
-        )
+        process = context.Process(target=_run_rank, args=(theirs, environment, function, args))
         process.start()
         theirs.close()
         pipes[rank] = mine
@@ -89,9 +85,7 @@ def run_ranks(
             process.close()
 
 
-def _collect(
-    pipes: dict[int, Connection], sentinels: list[int], timeout_s: float
-) -> list[Any]:
+def _collect(pipes: dict[int, Connection], sentinels: list[int], timeout_s: float) -> list[Any]:
     """What ranks send. Workers that a killed rank has forked hold its end of the pipe for seconds;
     its sentinel they do not."""
     results: dict[int, Any] = {}
@@ -99,9 +93,7 @@ def _collect(
     deadline = time.monotonic() + timeout_s
     waiting = dict(pipes)
     while waiting and time.monotonic() < deadline:
-        ready = wait(
-            [*waiting.values(), *(sentinels[rank] for rank in waiting)], timeout=0.5
-        )
+        ready = wait([*waiting.values(), *(sentinels[rank] for rank in waiting)], timeout=0.5)
         for rank, pipe in list(waiting.items()):
             if pipe in ready or sentinels[rank] in ready:
                 succeeded = False

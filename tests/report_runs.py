@@ -39,13 +39,10 @@ def write_run(
     was restarted from the newest save."""
     (folder / "events").mkdir(parents=True)
     lines = "".join(
-        f"{name} = {json.dumps(value)}\n"
-        for name, value in (settings or {"lr": "0.1"}).items()
+        f"{name} = {json.dumps(value)}\n" for name, value in (settings or {"lr": "0.1"}).items()
     )
     (folder / "config.toml").write_text(f"[optim]\n{lines}")
-    where = [
-        {"rank": rank, "host": HOST, "pid": 1, "device": "cpu"} for rank in range(ranks)
-    ]
+    where = [{"rank": rank, "host": HOST, "pid": 1, "device": "cpu"} for rank in range(ranks)]
     environment = {
         "command": ["drumline", "train", task],
         "python": "3.11.7",
@@ -60,61 +57,27 @@ def write_run(
         moment = BEGIN
         for number, (low, high) in enumerate(spans):
             moment += START_S if number == 0 else RESTART_S
-            attempt = [
-                {
-                    "kind": "start",
-                    "step": low,
-                    "time": moment,
-                    **_start(task, ranks, steps),
-                }
-            ]
+            attempt = [{"kind": "start", "step": low, "time": moment, **_start(task, ranks, steps)}]
             if number:
                 attempt.append(
-                    {
-                        "kind": "resume",
-                        "step": low,
-                        "time": moment,
-                        "path": "x",
-                        "epoch": 1,
-                    }
+                    {"kind": "resume", "step": low, "time": moment, "path": "x", "epoch": 1}
                 )
             attempt.append(
-                {
-                    "kind": "first_step",
-                    "step": low + 1,
-                    "time": moment,
-                    **_first_step(number),
-                }
+                {"kind": "first_step", "step": low + 1, "time": moment, **_first_step(number)}
             )
             if number:
                 attempt.append(
-                    {
-                        "kind": "recovered",
-                        "step": low + 1,
-                        "time": moment,
-                        **_recovered(high),
-                    }
+                    {"kind": "recovered", "step": low + 1, "time": moment, **_recovered(high)}
                 )
             attempt += _steps(
-                range(low, high),
-                moment,
-                is_slow=rank == slow_rank,
-                half=steps // 2,
-                metric=metric,
+                range(low, high), moment, is_slow=rank == slow_rank, half=steps // 2, metric=metric
             )
             moment = attempt[-1]["time"]
             if number == len(spans) - 1 and ended:
                 attempt.append(
-                    {
-                        "kind": "straggler",
-                        "step": high,
-                        "time": moment,
-                        "message": message,
-                    }
+                    {"kind": "straggler", "step": high, "time": moment, "message": message}
                 )
-                attempt.append(
-                    {"kind": "end", "step": high, "time": moment, **_end(metric)}
-                )
+                attempt.append({"kind": "end", "step": high, "time": moment, **_end(metric)})
             events += [
                 {"number": place, "rank": rank, "host": HOST, **event}
                 for place, event in enumerate(attempt)
@@ -156,8 +119,7 @@ def write_run_of_many_metrics(folder: Path, scale: float = 1.0) -> Path:
             del event["loss"], event["accuracy"]
             for shift, name in enumerate(SETS, start=1):
                 event |= {
-                    f"{name}/{metric}": value + 0.1 * shift
-                    for metric, value in values.items()
+                    f"{name}/{metric}": value + 0.1 * shift for metric, value in values.items()
                 }
         events.append(event)
     (folder / "events" / "rank-00000.jsonl").unlink()
@@ -171,9 +133,7 @@ def write_checkpoint(root: Path, step: int) -> Path:
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"")
     files = {"model.safetensors": FileRecord(0, blake3(b"").hexdigest())}
-    (folder / "manifest.json").write_bytes(
-        manifest.render(Manifest(step, "", {}, files))
-    )
+    (folder / "manifest.json").write_bytes(manifest.render(Manifest(step, "", {}, files)))
     return folder
 
 
@@ -197,18 +157,11 @@ def _steps(
         }
         yield {"kind": "train", **at, "epoch": 1, "seconds_left": 1.0, **numbers}
         own = 0.07 if is_slow and step > half else 0.02
-        seconds = {
-            "data": 0.01,
-            "forward": own,
-            "backward": STEP_S - own - 0.02,
-            "optimizer": 0.01,
-        }
+        seconds = {"data": 0.01, "forward": own, "backward": STEP_S - own - 0.02, "optimizer": 0.01}
         yield {
             "kind": "phases",
             **at,
-            "phases_s": {
-                name: LOG_EVERY * duration_s for name, duration_s in seconds.items()
-            },
+            "phases_s": {name: LOG_EVERY * duration_s for name, duration_s in seconds.items()},
         }
         if step % SAVE_EVERY == 0:
             moment += 1.5
@@ -234,27 +187,9 @@ def _steps(
 
 
 def _start(task: str, ranks: int, steps: int) -> dict[str, Any]:
-    job = {
-        "task": task,
-        "run": "runs/x",
-        "world_size": ranks,
-        "device": "cpu",
-        "backend": "gloo",
-    }
-    size = {
-        "model_parameters": 1234,
-        "train_samples": 640,
-        "eval_samples": 64,
-        "batch_size": 32,
-    }
-    return {
-        **job,
-        **size,
-        "precision": "fp32",
-        "lr": 0.1,
-        "epochs": 1,
-        "total_steps": steps,
-    }
+    job = {"task": task, "run": "runs/x", "world_size": ranks, "device": "cpu", "backend": "gloo"}
+    size = {"model_parameters": 1234, "train_samples": 640, "eval_samples": 64, "batch_size": 32}
+    return {**job, **size, "precision": "fp32", "lr": 0.1, "epochs": 1, "total_steps": steps}
 
 
 def _first_step(number: int) -> dict[str, Any]:

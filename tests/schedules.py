@@ -62,9 +62,7 @@ class Setup:
     static_graph: bool
 
     def config(self, *, workers: int, every_steps: int) -> Config:
-        length = (
-            {"steps": STEPS} if self.task is EverythingStream else {"epochs": EPOCHS}
-        )
+        length = {"steps": STEPS} if self.task is EverythingStream else {"epochs": EPOCHS}
         config = make_config(
             batch_size=BATCH,
             samples=SAMPLES,
@@ -82,8 +80,7 @@ class Setup:
         )
         # Buckets small enough that there are several.
         return replace(
-            config,
-            dist=DistConfig(static_graph=self.static_graph, bucket_cap_mb=0.0005),
+            config, dist=DistConfig(static_graph=self.static_graph, bucket_cap_mb=0.0005)
         )
 
 
@@ -122,21 +119,12 @@ def make_schedule(number: int, *, legs: int | None = None) -> Schedule:
         # one that the leg before has left behind
         faults = _faults(phases, worlds, setup, every_steps, chance)
     return Schedule(
-        number,
-        setup,
-        tuple(worlds),
-        tuple(faults),
-        chance.choice((0, 0, 2)),
-        every_steps,
+        number, setup, tuple(worlds), tuple(faults), chance.choice((0, 0, 2)), every_steps
     )
 
 
 def _faults(
-    phases: list[str],
-    worlds: list[int],
-    setup: Setup,
-    every_steps: int,
-    chance: random.Random,
+    phases: list[str], worlds: list[int], setup: Setup, every_steps: int, chance: random.Random
 ) -> list[Fault]:
     steps = sorted(chance.sample(range(1, STEPS), len(phases)))
     return [
@@ -146,12 +134,7 @@ def _faults(
 
 
 def _fault(
-    phase: str,
-    step: int,
-    world_size: int,
-    setup: Setup,
-    every_steps: int,
-    chance: random.Random,
+    phase: str, step: int, world_size: int, setup: Setup, every_steps: int, chance: random.Random
 ) -> Fault:
     rank = chance.randrange(world_size)
     if phase in AT_AN_EPOCH_END:
@@ -194,17 +177,9 @@ def digest(run: Path, *, with_rng: bool = False) -> str:
     for file in ("model", "optimizer", *(["rng"] if with_rng else [])):
         for name, tensor in sorted(checkpoint.tensors[file].items()):
             whole.update(f"{file} {name} {tensor.dtype} {list(tensor.shape)}".encode())
-            whole.update(
-                tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            )
-    progress = {
-        name: checkpoint.documents["progress"][name] for name in ("step", "cursor")
-    }
-    documents = [
-        progress,
-        checkpoint.documents["optimizer"],
-        checkpoint.documents.get("scaler"),
-    ]
+            whole.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    progress = {name: checkpoint.documents["progress"][name] for name in ("step", "cursor")}
+    documents = [progress, checkpoint.documents["optimizer"], checkpoint.documents.get("scaler")]
     whole.update(json.dumps(documents, sort_keys=True).encode())
     return whole.hexdigest()
 
@@ -247,17 +222,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--count", type=int, default=300, help="how many schedules [300]"
-    )
-    parser.add_argument(
-        "--first", type=int, default=0, help="the number of the first [0]"
-    )
+    parser.add_argument("--count", type=int, default=300, help="how many schedules [300]")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first [0]")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time [2]")
     options = parser.parse_args()
-    schedules = [
-        make_schedule(options.first + number) for number in range(options.count)
-    ]
+    schedules = [make_schedule(options.first + number) for number in range(options.count)]
     started = time.monotonic()
     results = Counter[tuple[str, bool]]()
     with (

@@ -28,9 +28,7 @@ def test_every_mode_trains_as_ddp_does(tmp_path: Path, world_size: int) -> None:
 
 
 @pytest.mark.parametrize("policy", [True, "every:2"])
-def test_every_mode_trains_a_gpt_in_each_precision(
-    tmp_path: Path, policy: bool | str
-) -> None:
+def test_every_mode_trains_a_gpt_in_each_precision(tmp_path: Path, policy: bool | str) -> None:
     assert_gpt_trains(tmp_path, fp32=MODES[1:], bf16=MODES[1:], policy=policy)
 
 
@@ -40,30 +38,20 @@ def test_every_mode_compiles_its_blocks(tmp_path: Path, policy: bool | str) -> N
 
 
 @pytest.mark.parametrize(
-    ("mode", "world_size"),
-    [*product(("zero1", "fsdp"), (2, 3, 4)), ("hsdp", 2), ("hsdp", 4)],
+    ("mode", "world_size"), [*product(("zero1", "fsdp"), (2, 3, 4)), ("hsdp", 2), ("hsdp", 4)]
 )
-def test_killed_and_resumed_is_bit_identical(
-    tmp_path: Path, mode: str, world_size: int
-) -> None:
+def test_killed_and_resumed_is_bit_identical(tmp_path: Path, mode: str, world_size: int) -> None:
     assert_resumes(world_size, mode, tmp_path)
 
 
 @pytest.mark.parametrize(("one", "other"), list(product(MODES, MODES)))
-def test_every_mode_resumes_from_every_other(
-    tmp_path: Path, one: str, other: str
-) -> None:
+def test_every_mode_resumes_from_every_other(tmp_path: Path, one: str, other: str) -> None:
     assert_legs_train_on(
-        [(one, WORLDS[one]), (other, OTHER_WORLDS[other]), (one, OTHER_WORLDS[one])],
-        tmp_path,
+        [(one, WORLDS[one]), (other, OTHER_WORLDS[other]), (one, OTHER_WORLDS[one])], tmp_path
     )
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize(
-    ("mode", "world_size"), [("zero1", 2), ("fsdp", 3), ("hsdp", 4)]
-)
-def test_each_fault_is_named_and_recovered_from(
-    tmp_path: Path, mode: str, world_size: int
-) -> None:
+@pytest.mark.parametrize(("mode", "world_size"), [("zero1", 2), ("fsdp", 3), ("hsdp", 4)])
+def test_each_fault_is_named_and_recovered_from(tmp_path: Path, mode: str, world_size: int) -> None:
     assert_recovers(tmp_path, mode, world_size, FAULTS)

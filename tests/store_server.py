@@ -100,9 +100,7 @@ class Bucket:
         self.client.put_object(Bucket=self.name, Key=key, Body=content)
 
     def read(self, key: str) -> bytes:
-        content: bytes = self.client.get_object(Bucket=self.name, Key=key)[
-            "Body"
-        ].read()
+        content: bytes = self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
         return content
 
     def delete(self, key: str) -> None:
@@ -140,9 +138,7 @@ class Proxy:
     """`fault(method, path)` says what to do with a request: see Fault."""
 
     def __init__(
-        self,
-        target: str,
-        fault: Callable[[str, str], Fault] = lambda method, path: None,
+        self, target: str, fault: Callable[[str, str], Fault] = lambda method, path: None
     ) -> None:
         self.fault = fault
         self.requests: list[tuple[str, str]] = []
@@ -196,9 +192,7 @@ class Proxy:
             return
         self._forward(request, body, cuts=fault == "cut")
 
-    def _forward(
-        self, request: BaseHTTPRequestHandler, body: bytes, *, cuts: bool
-    ) -> None:
+    def _forward(self, request: BaseHTTPRequestHandler, body: bytes, *, cuts: bool) -> None:
         onward = http.client.HTTPConnection(self._target)
         onward.request(request.command, request.path, body, dict(request.headers))
         answer = onward.getresponse()

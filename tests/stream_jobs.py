@@ -48,9 +48,7 @@ class OwnPlace(IterableDataset[Sample]):
 
     def __iter__(self) -> Iterator[Sample]:
         rank, world_size = (
-            (dist.get_rank(), dist.get_world_size())
-            if dist.is_initialized()
-            else (0, 1)
+            (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         )
         rows = range(rank, len(self.points), world_size)
         if self.seen is None:
@@ -67,9 +65,7 @@ class ClassifyStream(Classify):
     """Training and evaluation data are plain streams."""
 
     def train_data(self) -> Any:
-        return Plain(
-            self.config.data.samples, jitter=0.1 if self.config.data.augment else 0.0
-        )
+        return Plain(self.config.data.samples, jitter=0.1 if self.config.data.augment else 0.0)
 
     def eval_data(self) -> Any:
         return Plain(29, jitter=0.0)
@@ -86,17 +82,12 @@ class ClassifyOwn(Classify):
     """The training data keeps its own place on each rank."""
 
     def train_data(self) -> Any:
-        return OwnPlace(
-            self.config.data.samples, jitter=0.1 if self.config.data.augment else 0.0
-        )
+        return OwnPlace(self.config.data.samples, jitter=0.1 if self.config.data.augment else 0.0)
 
 
 class _Split(Plain):
     def __iter__(self) -> Iterator[Sample]:
-        return (
-            self.points[index]
-            for index in range(dist.get_rank(), 37, dist.get_world_size())
-        )
+        return (self.points[index] for index in range(dist.get_rank(), 37, dist.get_world_size()))
 
 
 class SplitsItself(Classify):

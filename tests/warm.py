@@ -65,9 +65,7 @@ def warm_python(
     program = folder / "python"
     address = folder / "server"
     words = {"python": sys.executable, "client": str(CLIENT), "server": str(address)}
-    program.write_text(
-        PROGRAM.format(**{name: shlex.quote(word) for name, word in words.items()})
-    )
+    program.write_text(PROGRAM.format(**{name: shlex.quote(word) for name, word in words.items()}))
     program.chmod(0o755)
     ours, theirs = server_context.Pipe()
     request = (theirs, str(address), str(program), patience_s, modules, environment)
@@ -126,18 +124,14 @@ def serve(
                     _attend(key, selector)
 
 
-def _start(
-    connection: socket.socket, selector: selectors.BaseSelector, program: str
-) -> None:
+def _start(connection: socket.socket, selector: selectors.BaseSelector, program: str) -> None:
     length, files, *_ = socket.recv_fds(connection, 8, MOST_FILES)
     text = b""
     while len(text) < int.from_bytes(length, "little") and (
         piece := _received(connection, 1 << 16)
     ):
         text += piece
-    pid = (
-        os.fork() if length and len(text) == int.from_bytes(length, "little") else None
-    )
+    pid = os.fork() if length and len(text) == int.from_bytes(length, "little") else None
     if pid == 0:
         for key in list(selector.get_map().values()):
             if isinstance(key.fileobj, int):
@@ -186,10 +180,7 @@ def _received(connection: socket.socket, most: int) -> bytes:
 
 
 def _end(
-    control: Connection,
-    door: socket.socket,
-    selector: selectors.BaseSelector,
-    patience_s: float,
+    control: Connection, door: socket.socket, selector: selectors.BaseSelector, patience_s: float
 ) -> None:
     """Wait a moment for those that are about to end, and end and name the others."""
     for file in (control, door):
@@ -200,20 +191,14 @@ def _end(
             _attend(key, selector)
     left = {}
     for pid in _running(selector):
-        left[pid] = (
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        )
+        left[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     control.send(left)
 
 
 def _running(selector: selectors.BaseSelector) -> list[int]:
-    return [
-        key.data.pid
-        for key in selector.get_map().values()
-        if isinstance(key.fileobj, int)
-    ]
+    return [key.data.pid for key in selector.get_map().values() if isinstance(key.fileobj, int)]
 
 
 def _become(request: dict[str, Any], files: list[int], program: str) -> NoReturn:
@@ -278,9 +263,7 @@ def _run(words: list[str]) -> int:
             sys.path.insert(0, str(Path(words[0]).parent.absolute()))
             module.__dict__["__file__"] = words[0]
             exec(
-                compile(
-                    Path(words[0]).read_bytes(), words[0], "exec", dont_inherit=True
-                ),
+                compile(Path(words[0]).read_bytes(), words[0], "exec", dont_inherit=True),
                 module.__dict__,
             )
         code = 0

@@ -11,13 +11,7 @@ import marshal
 import os
 import sys
 
-RELAYED = (
-    _signal.SIGINT,
-    _signal.SIGTERM,
-    _signal.SIGHUP,
-    _signal.SIGUSR1,
-    _signal.SIGUSR2,
-)
+RELAYED = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
 
 
 def main(server: str, *words: str) -> None:

@@ -30,10 +30,7 @@ GOAL = 1.02
 def make(options: Options, ddp: RunManager) -> Table:
     works = TINY_WORK if options.tiny else WORK
     rounds = options.rounds_or(4)
-    pairs = {
-        name: _pair(name, config, options, ddp, rounds)
-        for name, config in works.items()
-    }
+    pairs = {name: _pair(name, config, options, ddp, rounds) for name, config in works.items()}
     return pairs_table(
         f"cpu-{ddp.world_size}",
         f"cpu: ours with everything on against a loop by hand, {ranks_text(ddp)}",
@@ -43,21 +40,12 @@ def make(options: Options, ddp: RunManager) -> Table:
     )
 
 
-def _pair(
-    name: str, config: Config, options: Options, ddp: RunManager, rounds: int
-) -> list[Taken]:
+def _pair(name: str, config: Config, options: Options, ddp: RunManager, rounds: int) -> list[Taken]:
     """Collective: blocks of both in turn; the first of each is for warming up."""
-    hand, drumline = (
-        Taken(f"{name}: {way}", steps=SAVE_EVERY) for way in ("by hand", "ours")
-    )
+    hand, drumline = (Taken(f"{name}: {way}", steps=SAVE_EVERY) for way in ("by hand", "ours"))
     by_hand = steps_by_hand(plain_work(config, ddp))
     way = whole_run(
-        drumline.name,
-        ddp,
-        config,
-        InMemoryTask,
-        options.folder,
-        samples=config.data.samples,
+        drumline.name, ddp, config, InMemoryTask, options.folder, samples=config.data.samples
     )
     # The save is due after every SAVE_EVERY steps: half a block more, and it comes in the middle of
     # each.
@@ -93,12 +81,7 @@ def ranks_text(ddp: RunManager) -> str:
 
 
 def pairs_table(
-    name: str,
-    title: str,
-    pairs: dict[str, list[Taken]],
-    how: str,
-    *,
-    goal: float | None = None,
+    name: str, title: str, pairs: dict[str, list[Taken]], how: str, *, goal: float | None = None
 ) -> Table:
     """Two ways for each work, and their ratio block by block."""
     rows = []
@@ -112,12 +95,9 @@ def pairs_table(
         if first.failure or second.failure:
             continue
         ratios = [
-            after / before
-            for before, after in zip(first.seconds, second.seconds, strict=True)
+            after / before for before, after in zip(first.seconds, second.seconds, strict=True)
         ]
         notes.append(f"{work}: ratio of pairs {described(ratios).strip()}")
         if goal is not None:
-            goals.append(
-                Goal(f"{work}: ratio", statistics.median(ratios), at_most=goal)
-            )
+            goals.append(Goal(f"{work}: ratio", statistics.median(ratios), at_most=goal))
     return Table(name, title, "ms a step", rows, how, goals, notes, is_one_work=False)

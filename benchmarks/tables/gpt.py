@@ -67,38 +67,24 @@ class Windows:
         random = np.random.default_rng(0)
         offsets = np.arange(self._context + 1)
         while True:
-            starts = random.integers(
-                0, len(self._tokens) - self._context - 1, self._size
-            )
-            rows = torch.from_numpy(
-                self._tokens[starts[:, np.newaxis] + offsets].astype(np.int64)
-            )
+            starts = random.integers(0, len(self._tokens) - self._context - 1, self._size)
+            rows = torch.from_numpy(self._tokens[starts[:, np.newaxis] + offsets].astype(np.int64))
             inputs = rows[:, :-1].contiguous()
             targets = rows[:, 1:].contiguous()
-            yield (
-                (inputs.pin_memory(), targets.pin_memory())
-                if self._pinned
-                else (inputs, targets)
-            )
+            yield (inputs.pin_memory(), targets.pin_memory()) if self._pinned else (inputs, targets)
 
 
 def make(options: Options, ddp: RunManager) -> Table:
     folder = options.folder
     size = 4 if options.tiny else options.micro_batch
-    config = gpt_config(
-        folder, size=size, is_cuda=ddp.device.type == "cuda", tiny=options.tiny
-    )
+    config = gpt_config(folder, size=size, is_cuda=ddp.device.type == "cuda", tiny=options.tiny)
     tokens = write_tokens(
         folder, windows=256 if options.tiny else 8192, config=config, tiny=options.tiny
     )
     vocabulary = TINY_VOCABULARY if options.tiny else VOCABULARY
     context = config.model.context
-    supply = Windows(
-        tokens, size=size, context=context, pinned=ddp.device.type == "cuda"
-    )
-    work = Work(
-        config, {"vocab_size": vocabulary}, ddp.device, lambda: supply, not options.tiny
-    )
+    supply = Windows(tokens, size=size, context=context, pinned=ddp.device.type == "cuda")
+    work = Work(config, {"vocab_size": vocabulary}, ddp.device, lambda: supply, not options.tiny)
     kinds = ("compile", "compiled_graph") if ddp.device.type == "cuda" else ("eager",)
     samples = len(tokens) // (context + 1)
     ways = [
@@ -113,9 +99,7 @@ def make(options: Options, ddp: RunManager) -> Table:
     taken = measure(chosen, rounds=rounds, steps=steps, warm_up=warm_up)
     parameters = sum(parameter.numel() for parameter in work.module().parameters())
     how = f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians"
-    return _table(
-        taken, config, parameters, how, saves=_saves(taken, folder, after=warm_up)
-    )
+    return _table(taken, config, parameters, how, saves=_saves(taken, folder, after=warm_up))
 
 
 def gpt_config(folder: Path, *, size: int, is_cuda: bool, tiny: bool) -> Config:
@@ -127,24 +111,17 @@ def gpt_config(folder: Path, *, size: int, is_cuda: bool, tiny: bool) -> Config:
         ),
         train=TrainConfig(batch_size=size, precision="bf16" if is_cuda else "fp32"),
         checkpoint=CheckpointConfig(
-            every_steps=TINY_SAVE_EVERY if tiny else SAVE_EVERY,
-            keep_last=1,
-            keep_best=0,
+            every_steps=TINY_SAVE_EVERY if tiny else SAVE_EVERY, keep_last=1, keep_best=0
         ),
     )
 
 
-def write_tokens(
-    folder: Path, *, windows: int, config: Config, tiny: bool
-) -> NDArray[np.uint16]:
+def write_tokens(folder: Path, *, windows: int, config: Config, tiny: bool) -> NDArray[np.uint16]:
     """Random ones, in the files that `--data.name tokens` reads."""
     vocabulary = TINY_VOCABULARY if tiny else VOCABULARY
     length = windows * (config.model.context + 1)
     tokens = np.random.default_rng(0).integers(0, vocabulary, length, dtype=np.uint16)
-    for name, part in (
-        ("train", tokens),
-        ("eval", tokens[: 4 * (config.model.context + 1)]),
-    ):
+    for name, part in (("train", tokens), ("eval", tokens[: 4 * (config.model.context + 1)])):
         np.save(folder / f"{name}.npy", part)
     (folder / "meta.json").write_text(json.dumps({"vocab_size": vocabulary}))
     return tokens
@@ -168,9 +145,7 @@ def _saves(taken: list[Taken], folder: Path, *, after: int) -> list[str]:
         log = RunFolder(run_folder(folder, way.name)).event_file(0)
         events = read_events(log) if log.exists() else []
         stopped = [
-            e["blocked_s"] * 1e3
-            for e in events
-            if e["kind"] == "checkpoint" and e["step"] > after
+            e["blocked_s"] * 1e3 for e in events if e["kind"] == "checkpoint" and e["step"] > after
         ]
         if stopped:
             lines.append(
@@ -185,11 +160,7 @@ def _table(
 ) -> Table:
     model = config.model
     rows = [
-        Row(
-            way.name,
-            [samples * model.context for samples in way.per_second()],
-            way.failure,
-        )
+        Row(way.name, [samples * model.context for samples in way.per_second()], way.failure)
         for way in taken
     ]
     title = f"gpt: {parameters / 1e6:.0f}M parameters, context {model.context}, micro-batch {config.train.batch_size}"
@@ -197,11 +168,7 @@ def _table(
     our_rows = [row for row in rows if row.way.startswith("ours") and row.values]
     best = max(our_rows, key=lambda row: row.median) if our_rows else None
     goals = [
-        Goal(
-            "ours, the best, tokens/s",
-            best.median if best else None,
-            at_least=GOAL_TOKENS,
-        ),
+        Goal("ours, the best, tokens/s", best.median if best else None, at_least=GOAL_TOKENS),
         Goal("ours / by hand", ratio(best, table.row(BY_HAND)), at_least=GOAL_BY_HAND),
     ]
     notes = [*saves, _shares(rows, model, parameters), *peer_versions()]

@@ -27,13 +27,7 @@ from benchmarks.ways.by_hand import by_hand
 from benchmarks.ways.ours import steps_of, whole_run
 from benchmarks.ways.peers import peers
 from benchmarks.work import Work
-from drumline.config.schema import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    OptimConfig,
-    TrainConfig,
-)
+from drumline.config.schema import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from drumline.training.manager import RunManager
 from drumline.training.tasks import load_task
 
@@ -90,9 +84,7 @@ def make(options: Options, ddp: RunManager) -> Table:
             pin_memory=ddp.device.type == "cuda",
         )
 
-    work = Work(
-        config, {"in_channels": 3, "num_classes": 10}, ddp.device, kept(batches)
-    )
+    work = Work(config, {"in_channels": 3, "num_classes": 10}, ddp.device, kept(batches))
     compiled = replace(work, is_compiled=not options.tiny, batches=kept(batches))
     ways = [
         Way("by hand", partial(by_hand, work)),
@@ -107,9 +99,7 @@ def make(options: Options, ddp: RunManager) -> Table:
         f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians; all but ours "
         f"with a DataLoader of {workers} workers"
     )
-    taken = measure(
-        chosen, rounds=rounds, steps=steps, warm_up=5 if options.tiny else 120
-    )
+    taken = measure(chosen, rounds=rounds, steps=steps, warm_up=5 if options.tiny else 120)
     return _table(taken, "tiny" if options.tiny else "64-128-256 x2", size, how)
 
 
@@ -125,20 +115,14 @@ def kept(make_loader: Callable[[], Loader]) -> Callable[[], Loader]:
     return loader
 
 
-def _ours(
-    ddp: RunManager, config: Config, folder: Path, count: int, *, warm_up: int
-) -> list[Way]:
+def _ours(ddp: RunManager, config: Config, folder: Path, count: int, *, warm_up: int) -> list[Way]:
     kind = "compiled_graph" if ddp.device.type == "cuda" else "eager"
     config = steps_of(config, kind)
     task = load_task("cifar10")
-    resident = replace(
-        config, data=replace(config.data, resident=ddp.device.type == "cuda")
-    )
+    resident = replace(config, data=replace(config.data, resident=ddp.device.type == "cuda"))
     return [
         whole_run(ON_HOST, ddp, config, task, folder, samples=count, warm_up=warm_up),
-        whole_run(
-            RESIDENT, ddp, resident, task, folder, samples=count, warm_up=warm_up
-        ),
+        whole_run(RESIDENT, ddp, resident, task, folder, samples=count, warm_up=warm_up),
     ]
 
 
@@ -151,16 +135,12 @@ def _config(options: Options, device: torch.device, folder: Path, size: int) -> 
         data=DataConfig(name="cifar10", dir=str(folder), augment=True),
         optim=OptimConfig(name="sgd", lr=0.1, schedule="constant"),
         train=TrainConfig(
-            batch_size=size,
-            precision="bf16" if is_cuda else "fp32",
-            cudnn_benchmark=is_cuda,
+            batch_size=size, precision="bf16" if is_cuda else "fp32", cudnn_benchmark=is_cuda
         ),
     )
 
 
-def write_cifar10(
-    folder: Path, count: int
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def write_cifar10(folder: Path, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Random images in the files of CIFAR-10's binary version; returns the training part."""
     folder.mkdir()
     random = np.random.default_rng(0)
@@ -180,18 +160,10 @@ def _table(taken: list[Taken], model: str, size: int, how: str) -> Table:
     table = Table("images", title, "images/s", rows, how)
     our_row = table.row(RESIDENT)
     goals = [
+        Goal("ours, images/s", our_row.median if our_row else None, at_least=GOAL_IMAGES),
+        Goal("ours / Lightning", ratio(our_row, table.row("Lightning")), at_least=GOAL_LIGHTNING),
         Goal(
-            "ours, images/s", our_row.median if our_row else None, at_least=GOAL_IMAGES
-        ),
-        Goal(
-            "ours / Lightning",
-            ratio(our_row, table.row("Lightning")),
-            at_least=GOAL_LIGHTNING,
-        ),
-        Goal(
-            "ours / Accelerate",
-            ratio(our_row, table.row("Accelerate")),
-            at_least=GOAL_ACCELERATE,
+            "ours / Accelerate", ratio(our_row, table.row("Accelerate")), at_least=GOAL_ACCELERATE
         ),
     ]
     return replace(table, goals=goals, notes=peer_versions())

@@ -47,9 +47,7 @@ class Rows(TwoPartDataset):
     def __len__(self) -> int:
         return self._length
 
-    def gather(
-        self, indices: NDArray[np.int64], *, pinned: bool = False
-    ) -> list[Tensor]:
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> list[Tensor]:
         chosen = indices % len(self._images)
         return [
             torch.from_numpy(self._images.take(chosen, axis=0))
@@ -73,11 +71,7 @@ def make(options: Options, ddp: RunManager) -> Table:
     photos = Photos(length, **settings)
     photo_bytes = PhotoBytes(length, **settings)
     by_hand: DataLoader[Any] = DataLoader(
-        photos,
-        batch_size=batch_size,
-        shuffle=True,
-        num_workers=workers,
-        persistent_workers=True,
+        photos, batch_size=batch_size, shuffle=True, num_workers=workers, persistent_workers=True
     )
     our_way = partial(_ours, batch_size=batch_size, workers=workers)
     ways = [
@@ -90,18 +84,13 @@ def make(options: Options, ddp: RunManager) -> Table:
     rounds = options.rounds_or(9)
     steps = 8 * workers
     taken = measure(
-        [way for way in ways if options.wants(way.name)],
-        rounds=rounds,
-        steps=steps,
-        warm_up=steps,
+        [way for way in ways if options.wants(way.name)], rounds=rounds, steps=steps, warm_up=steps
     )
     how = f"n = {rounds} blocks of {steps} batches of {batch_size}, in turn in one process; medians; {workers} workers"
     return _table(taken, size, crop, how)
 
 
-def _ours(
-    dataset: Any, *, batch_size: int, workers: int
-) -> Callable[[], Iterator[Any]]:
+def _ours(dataset: Any, *, batch_size: int, workers: int) -> Callable[[], Iterator[Any]]:
     def requests() -> Iterator[BatchRequest]:
         for epoch in count():
             for low in range(0, len(dataset), batch_size):
@@ -109,9 +98,7 @@ def _ours(
 
     # The first part only, as for a GPU.
     maker = BatchMaker(dataset, seed=0, defer_finish=True)
-    producer = BatchProducer(
-        maker, LoadingOptions(workers=workers), torch.device("cpu")
-    )
+    producer = BatchProducer(maker, LoadingOptions(workers=workers), torch.device("cpu"))
     return lambda: producer.batches(requests())
 
 

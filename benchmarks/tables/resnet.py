@@ -44,9 +44,7 @@ def make(options: Options, ddp: RunManager) -> Table:
     size, crop, batch_size = (40, 32, 4) if options.tiny else (256, 224, 256)
     workers = 1 if options.tiny else options.workers or 14
     length = batch_size * NUM_BATCHES
-    photos = Photos(
-        length, size=size, crop=crop, num_images=8 if options.tiny else 1024
-    )
+    photos = Photos(length, size=size, crop=crop, num_images=8 if options.tiny else 1024)
     photo_bytes = PhotoBytes(length, size=size, crop=crop, num_images=1)
     photo_bytes.images = photos.images
     config = _config(ddp.device, batch_size, workers)
@@ -66,22 +64,14 @@ def make(options: Options, ddp: RunManager) -> Table:
     work = Work(config, {}, ddp.device, kept(batches), network=network)
     compiled = replace(work, is_compiled=not options.tiny, batches=kept(batches))
     on_card = [_on_card(photos, batch_size, ddp.device) for _ in range(4)]
-    whole = partial(
-        whole_run, ddp=ddp, config=config, folder=options.folder, samples=length
-    )
+    whole = partial(whole_run, ddp=ddp, config=config, folder=options.folder, samples=length)
     ways = [
         Way("by hand", partial(by_hand, work)),
         Way("by hand, compiled", partial(by_hand, compiled)),
-        *(
-            way
-            for way in peers(replace(work, batches=batches))
-            if way.name == "Accelerate"
-        ),
+        *(way for way in peers(replace(work, batches=batches)) if way.name == "Accelerate"),
         whole("ours", task=_task(photos, network)),
         whole(BYTES, task=_task(photo_bytes, network)),
-        Way(
-            CARD, partial(by_hand, replace(compiled, batches=lambda: Endless(on_card)))
-        ),
+        Way(CARD, partial(by_hand, replace(compiled, batches=lambda: Endless(on_card)))),
     ]
     chosen = [way for way in ways if options.wants(way.name)]
     # Workers finish their batches at about the same time: blocks of as many batches as that are
@@ -92,12 +82,7 @@ def make(options: Options, ddp: RunManager) -> Table:
         f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians; {workers} workers; "
         f"ours with --train.step {config.train.step}"
     )
-    return _table(
-        measure(chosen, rounds=rounds, steps=steps, warm_up=steps),
-        batch_size,
-        crop,
-        how,
-    )
+    return _table(measure(chosen, rounds=rounds, steps=steps, warm_up=steps), batch_size, crop, how)
 
 
 def _config(device: torch.device, batch_size: int, workers: int) -> Config:
@@ -160,11 +145,7 @@ def _table(taken: list[Taken], batch_size: int, crop: int, how: str) -> Table:
         if card and row.values and row is not card
     ]
     goals = [
-        Goal(
-            f"{BYTES}, images/s",
-            our_row.median if our_row else None,
-            at_least=GOAL_IMAGES,
-        ),
+        Goal(f"{BYTES}, images/s", our_row.median if our_row else None, at_least=GOAL_IMAGES),
         Goal(f"{BYTES} / {CARD}", ratio(our_row, card), at_least=GOAL_SHARE),
     ]
     notes = [f"share of the card: {', '.join(shares)}"] if shares else []

@@ -80,23 +80,13 @@ class Saving:
 def make(options: Options, ddp: RunManager) -> Table:
     folder = options.folder
     size, every = (TINY_SIZE, TINY_EVERY) if options.tiny else (SIZE, EVERY)
-    config = gpt_config(
-        folder, size=size, is_cuda=ddp.device.type == "cuda", tiny=options.tiny
-    )
+    config = gpt_config(folder, size=size, is_cuda=ddp.device.type == "cuda", tiny=options.tiny)
     config = replace(config, checkpoint=replace(config.checkpoint, every_steps=every))
     tokens = write_tokens(folder, windows=2048, config=config, tiny=options.tiny)
     supply = Windows(
-        tokens,
-        size=size,
-        context=config.model.context,
-        pinned=ddp.device.type == "cuda",
+        tokens, size=size, context=config.model.context, pinned=ddp.device.type == "cuda"
     )
-    work = Work(
-        config,
-        {"vocab_size": 64 if options.tiny else 50304},
-        ddp.device,
-        lambda: supply,
-    )
+    work = Work(config, {"vocab_size": 64 if options.tiny else 50304}, ddp.device, lambda: supply)
     samples = len(tokens) // (config.model.context + 1)
     our_run = whole_run(OURS, ddp, config, load_task("text"), folder, samples=samples)
     savings = [
@@ -105,9 +95,7 @@ def make(options: Options, ddp: RunManager) -> Table:
         _by_hand("DCP async_save", work, folder, _dcp_saver()),
         Saving(
             our_run,
-            lambda step, done: _watch_for(
-                folder / OURS / f"checkpoints/step-{step:08d}", done
-            ),
+            lambda step, done: _watch_for(folder / OURS / f"checkpoints/step-{step:08d}", done),
         ),
     ]
     savings = [saving for saving in savings if options.wants(saving.way.name)]
@@ -123,9 +111,7 @@ def _measure(savings: list[Saving], rounds: int, every: int) -> None:
         for saving in reversed(savings):
             _try(saving, partial(saving.baton.take, every // 2))
         for turn in range(1, rounds + 1):
-            for saving in (
-                savings[turn % len(savings) :] + savings[: turn % len(savings)]
-            ):
+            for saving in savings[turn % len(savings) :] + savings[: turn % len(savings)]:
                 _try(saving, partial(_time_save, saving, turn * every, every // 2))
     finally:
         for saving in savings:
@@ -218,12 +204,9 @@ def _by_hand(
     return Saving(Way(name, run, rest=tidy), save)
 
 
-def _torch_save(
-    module: nn.Module, optimizer: Any, target: Path, done: Callable[[], None]
-) -> None:
+def _torch_save(module: nn.Module, optimizer: Any, target: Path, done: Callable[[], None]) -> None:
     torch.save(
-        {"model": module.state_dict(), "optimizer": optimizer.state_dict()},
-        target / "state.pt",
+        {"model": module.state_dict(), "optimizer": optimizer.state_dict()}, target / "state.pt"
     )
     done()
 
@@ -240,9 +223,7 @@ def _torch_save_and_flush(
 def _dcp_saver() -> Callable[[nn.Module, Any, Path, Callable[[], None]], None]:
     groups: list[Any] = []
 
-    def save(
-        module: nn.Module, optimizer: Any, target: Path, done: Callable[[], None]
-    ) -> None:
+    def save(module: nn.Module, optimizer: Any, target: Path, done: Callable[[], None]) -> None:
         if dist.is_initialized() and not groups:
             # It wants collectives on the CPU, which the group for the GPU has not.
             groups.append(dist.new_group(backend="gloo"))
@@ -272,12 +253,8 @@ def _watch_for(folder: Path, done: Callable[[], None]) -> None:
 
 
 def _table(savings: list[Saving], state: int, how: str) -> Table:
-    rows = [
-        Row(saving.way.name, saving.stopped_ms, saving.failure) for saving in savings
-    ]
-    table = Table(
-        "save", f"save: {state / 1e9:.2f} GB of training state", "ms stopped", rows, how
-    )
+    rows = [Row(saving.way.name, saving.stopped_ms, saving.failure) for saving in savings]
+    table = Table("save", f"save: {state / 1e9:.2f} GB of training state", "ms stopped", rows, how)
     totals = {
         saving.way.name: Row(saving.way.name, saving.total_s)
         for saving in savings
@@ -294,20 +271,10 @@ def _table(savings: list[Saving], state: int, how: str) -> Table:
     ]
     measured = [saving for saving in savings if saving.total_s]
     notes = [
-        *(
-            [f"the first save of ours: {figure(our_row.values[0])} ms"]
-            if our_row
-            else []
-        ),
+        *([f"the first save of ours: {figure(our_row.values[0])} ms"] if our_row else []),
         "seconds from the call until it is on disk:",
-        *(
-            f"  {saving.way.name}: {described(saving.total_s).strip()}"
-            for saving in measured
-        ),
+        *(f"  {saving.way.name}: {described(saving.total_s).strip()}" for saving in measured),
         "ms that all later steps of the block took longer:",
-        *(
-            f"  {saving.way.name}: {described(saving.later_ms).strip()}"
-            for saving in measured
-        ),
+        *(f"  {saving.way.name}: {described(saving.later_ms).strip()}" for saving in measured),
     ]
     return replace(table, goals=goals, notes=notes)

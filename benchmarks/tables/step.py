@@ -45,9 +45,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.images)
 
-    def batch(
-        self, indices: NDArray[np.int64], draws: Draws | None
-    ) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> tuple[Tensor, Tensor]:
         chosen = torch.from_numpy(indices)
         return self.images[chosen], self.labels[chosen]
 
@@ -57,23 +55,13 @@ def make(options: Options, ddp: RunManager) -> Table:
     config = _config(size, (4,) if options.tiny else (16, 32, 64), ddp.device)
     images = Images(size * NUM_BATCHES)
     batches = _on_device(images, size, ddp.device)
-    work = Work(
-        config,
-        {"in_channels": 3, "num_classes": 10},
-        ddp.device,
-        lambda: Endless(batches),
-    )
-    our_ways = [
-        _ours(ddp, steps_of(config, kind), images, batches)
-        for kind in _kinds(ddp.device)
-    ]
+    work = Work(config, {"in_channels": 3, "num_classes": 10}, ddp.device, lambda: Endless(batches))
+    our_ways = [_ours(ddp, steps_of(config, kind), images, batches) for kind in _kinds(ddp.device)]
     ways = [Way("by hand, eager", partial(by_hand, work)), *peers(work), *our_ways]
     chosen = [way for way in ways if options.wants(way.name)]
     rounds = options.rounds_or(7)
     steps = 3 if options.tiny else 100
-    taken = measure(
-        chosen, rounds=rounds, steps=steps, warm_up=3 if options.tiny else 30
-    )
+    taken = measure(chosen, rounds=rounds, steps=steps, warm_up=3 if options.tiny else 30)
     return _table(
         taken,
         config,
@@ -103,9 +91,7 @@ def _on_device(images: Images, size: int, device: torch.device) -> list[Batch]:
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     return [
         (inputs.to(device, memory_format=layout), labels.to(device))
-        for inputs, labels in zip(
-            images.images.split(size), images.labels.split(size), strict=True
-        )
+        for inputs, labels in zip(images.images.split(size), images.labels.split(size), strict=True)
     ]
 
 
@@ -127,8 +113,7 @@ def _ours(ddp: RunManager, config: Config, images: Images, batches: list[Batch])
 
 def _table(taken: list[Taken], config: Config, how: str) -> Table:
     rows = [
-        Row(way.name, [seconds * 1e3 for seconds in way.per_step()], way.failure)
-        for way in taken
+        Row(way.name, [seconds * 1e3 for seconds in way.per_step()], way.failure) for way in taken
     ]
     widths = "-".join(map(str, config.model.widths))
     title = f"step: MiniResNet {widths} x1, batch {config.train.batch_size}, batches on the device"
@@ -136,11 +121,7 @@ def _table(taken: list[Taken], config: Config, how: str) -> Table:
     our_rows = [row for row in rows if row.way.startswith("ours") and row.values]
     best = min(our_rows, key=lambda row: row.median) if our_rows else None
     goals = [
-        Goal(
-            "ours, the best, ms a step", best.median if best else None, at_most=GOAL_MS
-        ),
-        Goal(
-            "Lightning / ours", ratio(table.row("Lightning"), best), at_least=GOAL_PEER
-        ),
+        Goal("ours, the best, ms a step", best.median if best else None, at_most=GOAL_MS),
+        Goal("Lightning / ours", ratio(table.row("Lightning"), best), at_least=GOAL_PEER),
     ]
     return replace(table, goals=goals, notes=peer_versions())

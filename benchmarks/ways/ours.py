@@ -56,9 +56,7 @@ def _steps_of(job: Job, batches: list[Batch]) -> Iterator[Step]:
     for epoch in count():
         for number, plan in enumerate(
             plan_epoch(
-                Cursor(epoch),
-                length=job.loader.num_samples or 0,
-                sharding=job.loader.sharding,
+                Cursor(epoch), length=job.loader.num_samples or 0, sharding=job.loader.sharding
             )
         ):
             data = batches[number % len(batches)]
@@ -90,9 +88,7 @@ def whole_run(
     def go(after_step: AfterStep) -> None:
         seed_shared(config.train.seed)
         progress = _Followed(after_step, samples)
-        TrainingRun(
-            RunRequest(name, config, run, False, ()), task, ddp, progress
-        ).train()
+        TrainingRun(RunRequest(name, config, run, False, ()), task, ddp, progress).train()
 
     return Way(
         name,
@@ -130,9 +126,7 @@ def _rest(ddp: RunManager, run: Path) -> None:
     ddp.connection.heartbeat.mark(Phase.START)
     begun = time.monotonic()
     time.sleep(0.1)  # a save that was just asked for has begun by then
-    while (
-        any(run.glob("checkpoints/.*.partial")) and time.monotonic() - begun < QUIET_S
-    ):
+    while any(run.glob("checkpoints/.*.partial")) and time.monotonic() - begun < QUIET_S:
         time.sleep(0.01)
     _with_sidecar(ddp, stop)
 

@@ -50,9 +50,7 @@ def lightning(work: Work, after_step: AfterStep) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return work.optimizer(self.plain[0])
 
-        def configure_gradient_clipping(
-            self, optimizer: Any, *_: Any, **__: Any
-        ) -> None:
+        def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
             # The Trainer's own gradient_clip_val refuses fused optimizers under autocast.
             if work.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self.plain[0].parameters(), work.clip_norm)
@@ -130,18 +128,12 @@ def _where(work: Work) -> dict[str, Any]:
         "accelerator": "gpu" if work.device.type == "cuda" else "cpu",
         "devices": 1,
         "strategy": "ddp",
-        "precision": "bf16-mixed"
-        if work.config.train.precision == "bf16"
-        else "32-true",
+        "precision": "bf16-mixed" if work.config.train.precision == "bf16" else "32-true",
     }
 
 
 def _keep_quiet() -> None:
     """Advice on the number of workers, and on how to use a GPU, is not what a table is about."""
-    for name in (
-        "lightning.pytorch",
-        "lightning.pytorch.utilities.rank_zero",
-        "lightning.fabric",
-    ):
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")

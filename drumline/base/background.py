@@ -45,13 +45,9 @@ def resolve_all(names: Iterable[str], *, limit_s: float) -> dict[str, dict[str, 
 
     for name, answer in resolving.items():
         try:
-            answers[name] = {
-                "addresses": answer.result(max(0.0, deadline - time.monotonic()))
-            }
+            answers[name] = {"addresses": answer.result(max(0.0, deadline - time.monotonic()))}
         except TimeoutError:
-            answers[name] = {
-                "error": f"the resolver did not answer within {limit_s:g} s"
-            }
+            answers[name] = {"error": f"the resolver did not answer within {limit_s:g} s"}
         except (OSError, UnicodeError) as error:
             answers[name] = {"error": str(getattr(error, "strerror", None) or error)}
 

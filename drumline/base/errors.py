@@ -76,9 +76,7 @@ class DrumlineError(Exception):
 
     def located(self, place: Place) -> Self:
         """Add where it happened; what the error already knows about its place is kept."""
-        parts = {
-            name: value for name, value in vars(self.place).items() if value is not None
-        }
+        parts = {name: value for name, value in vars(self.place).items() if value is not None}
         self.place = replace(place, **parts)
         return self
 
@@ -104,9 +102,7 @@ class UsageError(DrumlineError):
 class ConfigError(UsageError):
     """One or more settings are wrong; all of them are listed."""
 
-    def __init__(
-        self, problems: Iterable[str], *, next_step: str | None = None
-    ) -> None:
+    def __init__(self, problems: Iterable[str], *, next_step: str | None = None) -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
         heading = f"{count} problem{'s' if count != 1 else ''} in the configuration:"
@@ -136,9 +132,7 @@ class MissingExtraError(UsageError):
             if f'extra == "{extra}"' in requirement
         ]
         command = shlex.join(["pip", "install", *packages])
-        super().__init__(
-            f"{feature} needs a package that is not installed", next_step=command
-        )
+        super().__init__(f"{feature} needs a package that is not installed", next_step=command)
 
 
 class CheckpointError(DrumlineError):
@@ -195,11 +189,7 @@ def did_you_mean(word: str, choices: Iterable[str], *, known_as: str = "known") 
     """The end of a message about an unknown name: the nearest known one, otherwise all of them."""
     names = sorted(choices)
     nearest = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    return (
-        f"did you mean {nearest[0]!r}?"
-        if nearest
-        else f"{known_as}: {', '.join(names)}"
-    )
+    return f"did you mean {nearest[0]!r}?" if nearest else f"{known_as}: {', '.join(names)}"
 
 
 class _HarmlessLog(logging.LoggerAdapter[logging.Logger]):
@@ -229,13 +219,8 @@ def report_uncaught_errors() -> None:
     without escaping."""
 
     def report(failed: threading.ExceptHookArgs) -> None:
-        lines = traceback.format_exception(
-            failed.exc_type, failed.exc_value, failed.exc_traceback
-        )
-        print_message(
-            f"error: a thread failed: {failed.exc_value!r}",
-            *"".join(lines).splitlines(),
-        )
+        lines = traceback.format_exception(failed.exc_type, failed.exc_value, failed.exc_traceback)
+        print_message(f"error: a thread failed: {failed.exc_value!r}", *"".join(lines).splitlines())
 
     threading.excepthook = report
     asyncio_log = logging.getLogger("asyncio")

@@ -27,13 +27,7 @@ from drumline.base.untrusted import parse_json
 FORMAT = "DRUMLINE_LOG_FORMAT"
 """`json`: the format of what this process and those it starts print."""
 IS_WRAPPED = "DRUMLINE_LOG_IS_WRAPPED"
-PASSED_ON = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-)
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 OF_TERMINALS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1
 QUIET_S = 0.05
@@ -81,11 +75,7 @@ def wrap_output() -> None:
 def _wrap(reader: int, child: int) -> None:
     """Wrap what comes, pass signals on, and exit as the child does."""
     _pass_signals_on(child)
-    rank = (
-        {"rank": int(os.environ["RANK"])}
-        if os.environ.get("RANK", "").isdigit()
-        else {}
-    )
+    rank = {"rank": int(os.environ["RANK"])} if os.environ.get("RANK", "").isdigit() else {}
     fields = {"host": socket.gethostname(), **rank}
     partial = b""
     ended = status = 0
@@ -196,8 +186,6 @@ def _wrapped(message: list[str], fields: Mapping[str, Any]) -> str:
     return object_line(time.time(), level, text, fields)
 
 
-def object_line(
-    unix_s: float, level: str, message: str, fields: Mapping[str, Any]
-) -> str:
+def object_line(unix_s: float, level: str, message: str, fields: Mapping[str, Any]) -> str:
     moment = datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
     return json.dumps({"time": moment, "level": level, "message": message, **fields})

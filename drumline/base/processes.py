@@ -63,17 +63,13 @@ def parse_stat(text: bytes) -> ProcessStat:
 
 def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
     """None: there is no such process, or no such thread of it."""
-    text = _read(
-        f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat"
-    )
+    text = _read(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat")
     return parse_stat(text) if text else None
 
 
 def read_status(pid: int, thread: int | None = None) -> dict[str, str]:
     """/proc/PID/status by its names; empty when there is no such process."""
-    text = _read(
-        f"/proc/{pid}/status" if thread is None else f"/proc/{pid}/task/{thread}/status"
-    )
+    text = _read(f"/proc/{pid}/status" if thread is None else f"/proc/{pid}/task/{thread}/status")
     pairs = (line.partition(":") for line in text.decode(errors="replace").splitlines())
     return {name: value.strip() for name, _, value in pairs}
 
@@ -137,11 +133,7 @@ class ProcessHandle:
 
     def stat(self) -> ProcessStat | None:
         with suppress(OSError):
-            return (
-                None
-                if self._stat_fd is None
-                else parse_stat(os.pread(self._stat_fd, 4096, 0))
-            )
+            return None if self._stat_fd is None else parse_stat(os.pread(self._stat_fd, 4096, 0))
         return None
 
     def close(self) -> None:
@@ -159,9 +151,7 @@ def cgroup_values(name: str) -> list[str]:
     """The contents of this file for the root that this process sees and for its own control group,
     where they exist."""
     own_group = os.fsdecode(_read("/proc/self/cgroup")).rpartition("::/")[2].strip()
-    contents = (
-        _read(f"{CGROUPS}/{group}/{name}").decode().strip() for group in ("", own_group)
-    )
+    contents = (_read(f"{CGROUPS}/{group}/{name}").decode().strip() for group in ("", own_group))
     return [content for content in contents if content]
 
 
@@ -192,11 +182,7 @@ def children(pid: int) -> list[int]:
     these lists."""
     # Each thread has its own list.
     lists = (_read(f"/proc/{pid}/task/{thread}/children") for thread in threads(pid))
-    return [
-        int(child)
-        for children_of_thread in lists
-        for child in children_of_thread.split()
-    ]
+    return [int(child) for children_of_thread in lists for child in children_of_thread.split()]
 
 
 def descendants(pid: int) -> list[int]:
@@ -206,9 +192,7 @@ def descendants(pid: int) -> list[int]:
     all_generations: list[int] = []
     generation = [pid]
     while generation:
-        generation = [
-            process for process, parent in parents.items() if parent in generation
-        ]
+        generation = [process for process, parent in parents.items() if parent in generation]
         all_generations += generation
     return all_generations
 
@@ -221,9 +205,7 @@ def processes_with_variable(*assignments: str) -> list[int]:
     def has_variable(pid: int) -> bool:
         return not encoded.isdisjoint(_read(f"/proc/{pid}/environ").split(b"\0"))
 
-    return [
-        pid for pid in _numbers_in("/proc") if pid != os.getpid() and has_variable(pid)
-    ]
+    return [pid for pid in _numbers_in("/proc") if pid != os.getpid() and has_variable(pid)]
 
 
 def processes_of_command(*last_words: str) -> list[int]:

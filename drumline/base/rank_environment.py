@@ -103,9 +103,7 @@ def topology_from(environment: Environment) -> Topology | None:
         _check_not_mpi(variables)
         return None
     if missing := [name for name in NEEDED if name not in variables]:
-        present = ", ".join(
-            f"{name}={variables[name]}" for name in NEEDED if name in variables
-        )
+        present = ", ".join(f"{name}={variables[name]}" for name in NEEDED if name in variables)
         raise PreflightError(
             f"the launcher set {present} but not {', '.join(missing)}",
             next_step="start with torchrun or `drumline train --procs N`, or set all of "
@@ -131,9 +129,7 @@ def topology_from(environment: Environment) -> Topology | None:
         agent_hosts_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         secret=secret_from(variables),
         node_start=variables.get(NODE_START, ""),
-        node_names=tuple(
-            filter(None, variables.get("DRUMLINE_NODE_NAMES", "").split(","))
-        ),
+        node_names=tuple(filter(None, variables.get("DRUMLINE_NODE_NAMES", "").split(","))),
     )
 
 
@@ -160,9 +156,7 @@ def _integer(variables: Environment, name: str) -> int:
     try:
         return int(variables[name])
     except ValueError:
-        raise UsageError(
-            f"{name} is {variables[name]!r}, which is not a whole number"
-        ) from None
+        raise UsageError(f"{name} is {variables[name]!r}, which is not a whole number") from None
 
 
 # A step of srun

@@ -40,9 +40,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 MAX_NAMES = 4
 MAX_VALUE = 200
-CREDENTIALS = re.compile(
-    r"://([^/]*@|[^/\[]*:(?!\d+/).*@|.*\?)|\b(s3|gs|gcs|az)://[^/]*:.*@"
-)
+CREDENTIALS = re.compile(r"://([^/]*@|[^/\[]*:(?!\d+/).*@|.*\?)|\b(s3|gs|gcs|az)://[^/]*:.*@")
 """In an address: a user, a password (a key of AWS may contain slashes) or options. A bucket has no
 port: what looks like one before an `@` is the beginning of a password."""
 # To the last `@` before a quotation mark, as a password may contain spaces; then to the next space.
@@ -83,10 +81,7 @@ def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list
     """A line for each row, with columns as wide as their longest value; those in `right` end in
     line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    formats = [
-        f"{'>' if column in right else '<'}{width}"
-        for column, width in enumerate(widths)
-    ]
+    formats = [f"{'>' if column in right else '<'}{width}" for column, width in enumerate(widths)]
     return ["  ".join(map(format, row, formats)).rstrip() for row in rows]
 
 
@@ -109,8 +104,7 @@ def number_ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
-        for run in runs
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
     )
 
 
@@ -127,9 +121,7 @@ def named_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
 
 
-def by_rank(
-    values: Sequence[Any], hosts: Sequence[str], ranks: Sequence[int] | None = None
-) -> str:
+def by_rank(values: Sequence[Any], hosts: Sequence[str], ranks: Sequence[int] | None = None) -> str:
     """`ranks 0, 2 (node-a): 5; rank 1 (node-b): 7`, the most common value first. `ranks` defaults
     to all."""
     if ranks is None:
@@ -139,13 +131,9 @@ def by_rank(
     for rank, value in zip(ranks, values, strict=True):
         ranks_of[_shortened(str(value))].append(rank)
     clauses = []
-    for value in sorted(
-        ranks_of, key=lambda value: (-len(ranks_of[value]), ranks_of[value])
-    ):
+    for value in sorted(ranks_of, key=lambda value: (-len(ranks_of[value]), ranks_of[value])):
         value_hosts = sorted({host_of[rank] for rank in ranks_of[value]})
-        clauses.append(
-            f"{named_ranks(ranks_of[value])} ({join_names(value_hosts)}): {value}"
-        )
+        clauses.append(f"{named_ranks(ranks_of[value])} ({join_names(value_hosts)}): {value}")
     return "; ".join(clauses)
 
 
@@ -162,9 +150,7 @@ def duration(seconds: float) -> str:
         (60, "min", 1, "s"),
     ):
         if whole >= size:
-            return (
-                f"{whole // size} {unit} {whole % size // small_size:02d} {small_unit}"
-            )
+            return f"{whole // size} {unit} {whole % size // small_size:02d} {small_unit}"
     return f"{whole} s"
 
 
@@ -210,11 +196,7 @@ def bit_rate(bytes_per_s: float) -> str:
 
 def latency(seconds: float) -> str:
     """`12 us`, `0.12 ms`."""
-    return (
-        f"{seconds * 1e6:.0f} us"
-        if seconds < 1e-4
-        else f"{two_digits(seconds * 1e3)} ms"
-    )
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-4 else f"{two_digits(seconds * 1e3)} ms"
 
 
 def two_digits(value: float) -> str:
@@ -258,10 +240,7 @@ def coloured_line(text: str) -> str:
 
 def paragraph(text: object, *details: object) -> str:
     """A message of Drumline's, with indented lines of details below it."""
-    lines = [
-        f"{PREFIX}{one_line(text)}",
-        *(f"  {one_line(detail)}".rstrip() for detail in details),
-    ]
+    lines = [f"{PREFIX}{one_line(text)}", *(f"  {one_line(detail)}".rstrip() for detail in details)]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -315,9 +294,7 @@ def make_console(stream: TextIO | None = None, **options: Any) -> Console:
                 renderable = _escaped(renderable)
             return super().render(renderable, options)
 
-    return SafeConsole(
-        file=stream, highlight=False, markup=False, emoji=False, **options
-    )
+    return SafeConsole(file=stream, highlight=False, markup=False, emoji=False, **options)
 
 
 def _escaped(text: Text) -> Text:

@@ -59,9 +59,7 @@ def open_regular(path: Path, *, follow_links: bool = False) -> BinaryIO:
     return os.fdopen(descriptor_of(path, os.O_RDONLY, follow_links=follow_links), "rb")
 
 
-def read_regular(
-    path: Path, *, most: int = DOCUMENT_BYTES, follow_links: bool = False
-) -> bytes:
+def read_regular(path: Path, *, most: int = DOCUMENT_BYTES, follow_links: bool = False) -> bytes:
     """The bytes of a regular file that has no more than `most` of them."""
     if follow_links and path.parent in OWN_PIPES:  # `--env-file <(decrypt secrets)`
         with path.open("rb") as pipe:
@@ -155,9 +153,7 @@ def check_own_folder(folder: Path, *, follow_links: bool = False) -> None:
         status = folder.stat()
     if not stat.S_ISDIR(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a file")
-        raise NotADirectoryError(
-            errno.ENOTDIR, f"it is {kind}, not a folder", str(folder)
-        )
+        raise NotADirectoryError(errno.ENOTDIR, f"it is {kind}, not a folder", str(folder))
     _check_owner(status, folder, folder)
 
 
@@ -216,9 +212,7 @@ def _check_owner(status: os.stat_result, path: Path, folder: Path) -> None:
         if owner == os.fstat(file.fileno()).st_uid:
             return
     raise PermissionError(
-        errno.EPERM,
-        f"it belongs to user id {owner}, and this is user id {os.geteuid()}",
-        str(path),
+        errno.EPERM, f"it belongs to user id {owner}, and this is user id {os.geteuid()}", str(path)
     )
 
 
@@ -236,9 +230,7 @@ def parse_json(text: bytes | str) -> Any:
     except RecursionError:
         raise _too_deep() from None
     may_be_deep = plain.count("[") + plain.count("{") > MAX_DEPTH
-    if may_be_deep and any(
-        depth > MAX_DEPTH for depth, _ in enumerate(_levels(document))
-    ):
+    if may_be_deep and any(depth > MAX_DEPTH for depth, _ in enumerate(_levels(document))):
         raise _too_deep()
     return document
 
@@ -273,9 +265,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep() from None
     for level in _levels(document):
-        if any(
-            isinstance(value, int) and value.bit_length() > MAX_BITS for value in level
-        ):
+        if any(isinstance(value, int) and value.bit_length() > MAX_BITS for value in level):
             raise ValueError(f"a number has more than {MAX_DIGITS} digits")
     return document
 

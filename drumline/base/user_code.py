@@ -60,9 +60,7 @@ def find_named(kind: str, name: str, built_in: Mapping[str, Any]) -> Any:
 
 def load_function(spec: str) -> Callable[..., Any]:
     """The function that `file.py:function` or `package.module:function` names."""
-    function: Callable[..., Any] = _load(
-        spec, "function", "function", inspect.isfunction
-    )
+    function: Callable[..., Any] = _load(spec, "function", "function", inspect.isfunction)
     return function
 
 
@@ -75,16 +73,12 @@ def _load(spec: str, kind: str, example: str, is_kind: Callable[[Any], bool]) ->
         )
     is_file = module_name.endswith(".py")
     module = _load_file(Path(module_name)) if is_file else _load_module(module_name)
-    members = {
-        member: value for member, value in vars(module).items() if is_kind(value)
-    }
+    members = {member: value for member, value in vars(module).items() if is_kind(value)}
     if name in members:
         return members[name]
     prefix = f"{module.__name__}."  # what it only imports is hardly meant
     choices = [
-        member
-        for member, value in members.items()
-        if f"{value.__module__}.".startswith(prefix)
+        member for member, value in members.items() if f"{value.__module__}.".startswith(prefix)
     ]
     hint = did_you_mean(name, choices) if choices else "it defines none"
     raise UsageError(f"{module_name} has no {kind} {name!r}; {hint}")
@@ -125,9 +119,7 @@ def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is None or not (
-            name == error.name or name.startswith(error.name + ".")
-        ):
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise  # the module was found; something that it imports was not
         raise UsageError(
             f"there is no module {name!r} on the Python path",
@@ -136,32 +128,20 @@ def _load_module(name: str) -> ModuleType:
 
 
 def build_accepted(
-    builder: Callable[..., Built],
-    pool: Mapping[str, Any],
-    *,
-    options: Mapping[str, Any],
-    what: str,
+    builder: Callable[..., Built], pool: Mapping[str, Any], *, options: Mapping[str, Any], what: str
 ) -> Built:
     """Call `builder` with the arguments of `pool` that it accepts, and with all of `options`, which
     it must accept."""
     parameters = inspect.signature(builder).parameters.values()
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    accepted = {
-        parameter.name: parameter for parameter in parameters if parameter.kind in named
-    }
+    accepted = {parameter.name: parameter for parameter in parameters if parameter.kind in named}
     for name in options:
         if name not in accepted and not takes_any:
-            raise UsageError(
-                f"{what} takes no option {name!r}; {did_you_mean(name, accepted)}"
-            )
+            raise UsageError(f"{what} takes no option {name!r}; {did_you_mean(name, accepted)}")
     arguments = {name: value for name, value in pool.items() if name in accepted}
     arguments.update(options)
-    needed = {
-        name
-        for name, parameter in accepted.items()
-        if parameter.default is parameter.empty
-    }
+    needed = {name for name, parameter in accepted.items() if parameter.default is parameter.empty}
     if missing := sorted(needed - arguments.keys()):
         raise UsageError(
             f"{what} needs {', '.join(missing)}, which neither the dataset nor the settings provide"

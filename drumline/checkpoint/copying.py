@@ -55,10 +55,7 @@ def device_room(device: torch.device) -> int:
 
 def host_room() -> int:
     """Bytes that a copy may take in the host's memory."""
-    left = (
-        _numbers(Path("/proc/meminfo").read_text(encoding="utf-8"))["MemAvailable"]
-        << 10
-    )
+    left = _numbers(Path("/proc/meminfo").read_text(encoding="utf-8"))["MemAvailable"] << 10
     with suppress(LookupError, ValueError):  # there is no limit, or it is `max`
         names = ("memory.max", "memory.current", "memory.stat")
         limit, used, kinds = (cgroup_values(name)[-1] for name in names)
@@ -69,9 +66,7 @@ def host_room() -> int:
 
 def _numbers(text: str) -> dict[str, int]:
     """By name, from lines like `MemAvailable: 1234 kB`."""
-    return {
-        name: int(number) for name, number in re.findall(r"(?m)^(\w+):? +(\d+)", text)
-    }
+    return {name: int(number) for name, number in re.findall(r"(?m)^(\w+):? +(\d+)", text)}
 
 
 @dataclass(frozen=True)
@@ -118,8 +113,7 @@ class Copier:
         """Copy a few bytes of a GPU, which loads kernels and pins buffers."""
         assert self._staging is not None, "only a GPU has something to load"
         small = {
-            str(dtype): torch.zeros(1, dtype=dtype, device=self._device)
-            for dtype in _COPIED_AS
+            str(dtype): torch.zeros(1, dtype=dtype, device=self._device) for dtype in _COPIED_AS
         }
         [copied] = _beside({"rehearsal": small}, self._device).values()
         torch.cuda.current_stream(self._device).synchronize()
@@ -186,9 +180,7 @@ def _beside(live: Files, device: torch.device) -> PartFiles:
     copied = {}
     for file, group in live.items():
         sources = {name: _resolved(tensor) for name, tensor in group.items()}
-        here = {
-            name: source for name, source in sources.items() if source.device == device
-        }
+        here = {name: source for name, source in sources.items() if source.device == device}
         memory = torch.empty(_room_for(here.values()), dtype=torch.uint8, device=device)
         targets = dict(zip(here, _carve(memory, here.values()), strict=True))
         by_type = defaultdict(list)
@@ -201,8 +193,7 @@ def _beside(live: Files, device: torch.device) -> PartFiles:
             copy_to_each(list(copy_to), list(copy_from))
         # An optimizer counts its steps on the CPU.
         copied[file] = {
-            name: targets[name] if name in here else sources[name].clone()
-            for name in group
+            name: targets[name] if name in here else sources[name].clone() for name in group
         }
 
     return copied
@@ -210,9 +201,7 @@ def _beside(live: Files, device: torch.device) -> PartFiles:
 
 def _into(buffer: Tensor, live: Files) -> PartFiles:
     """A copy in one buffer of pinned memory, made by the GPU without a wait."""
-    sources = [
-        _resolved(tensor) for group in live.values() for tensor in group.values()
-    ]
+    sources = [_resolved(tensor) for group in live.values() for tensor in group.values()]
     pairs = zip(_carve(buffer, sources), sources, strict=True)
     copies = iter([target.copy_(source, non_blocking=True) for target, source in pairs])
 
@@ -229,14 +218,8 @@ def _carve(memory: Tensor, sources: Iterable[Tensor]) -> Iterator[Tensor]:
         if source.dtype not in by_type:
             by_type[source.dtype] = memory.view(source.dtype)
         typed = by_type[source.dtype]
-        dense = (
-            source
-            if source.is_contiguous()
-            else torch.empty_like(source, device="meta")
-        )
-        yield typed.as_strided(
-            source.shape, dense.stride(), start // source.element_size()
-        )
+        dense = source if source.is_contiguous() else torch.empty_like(source, device="meta")
+        yield typed.as_strided(source.shape, dense.stride(), start // source.element_size())
         start += _aligned(source.nbytes)
 
 
@@ -261,9 +244,7 @@ def _each(files: Files, function: Callable[[Tensor], Tensor]) -> PartFiles:
 def _as_bits(tensor: Tensor) -> Tensor:
     """The same memory as integers."""
     return (
-        tensor
-        if tensor.dtype is torch.float32
-        else tensor.view(_INTEGERS[tensor.element_size()])
+        tensor if tensor.dtype is torch.float32 else tensor.view(_INTEGERS[tensor.element_size()])
     )
 
 

@@ -31,12 +31,7 @@ from drumline.checkpoint.mirrored_run import (
     object_name,
     piece_name,
 )
-from drumline.checkpoint.retention import (
-    Retention,
-    complete_checkpoints,
-    prune,
-    to_keep,
-)
+from drumline.checkpoint.retention import Retention, complete_checkpoints, prune, to_keep
 from drumline.runs import catalog, manifest
 from drumline.runs.manifest import Manifest
 from drumline.storage.backends import PIECE_BYTES, StoreError
@@ -93,9 +88,7 @@ class Mirror:
         self._is_current = threading.Event()
         # A daemon: an endpoint that does not answer must not keep a run that has ended from
         # exiting.
-        self._thread = threading.Thread(
-            target=self._work, name="drumline-mirror", daemon=True
-        )
+        self._thread = threading.Thread(target=self._work, name="drumline-mirror", daemon=True)
 
     def start(self) -> None:
         """Have everything uploaded that is not in the store."""
@@ -139,11 +132,7 @@ class Mirror:
         """Warn about what is not mirrored."""
         self._has_given_up = True
         steps = sorted(self._missing(complete_checkpoints(self._root)))
-        missing = (
-            f"the checkpoint of step {join_names(steps)}"
-            if steps
-            else "the end of the run"
-        )
+        missing = f"the checkpoint of step {join_names(steps)}" if steps else "the end of the run"
         log.warning(f"{missing} is not in the mirror {self._store}: {state}")
 
     def close(self, limit_s: float) -> None:
@@ -275,9 +264,7 @@ class Mirror:
                 self._doing = f"step {step}, {file_size(done)} of {total}"
                 self._check_open()
                 self._store.put(object_name(step, name), path / name)
-                self._store.check(
-                    object_name(step, name), size=record.size, checksum=record.blake3
-                )
+                self._store.check(object_name(step, name), size=record.size, checksum=record.blake3)
                 done += record.size
 
             self._put_files()
@@ -285,9 +272,7 @@ class Mirror:
             content = manifest.render(local)
             name = object_name(step, manifest.FILE_NAME)
             self._store.put(name, content)
-            self._store.check(
-                name, size=len(content), checksum=blake3(content).hexdigest()
-            )
+            self._store.check(name, size=len(content), checksum=blake3(content).hexdigest())
         except (OSError, StoreError):
             if path.is_dir():
                 raise
@@ -324,9 +309,7 @@ class Mirror:
             while True:
                 number = self._num_pieces.get(name, 0)
                 file.seek(number * PIECE_BYTES)
-                content = file.read(
-                    min(PIECE_BYTES, max(0, size - number * PIECE_BYTES))
-                )
+                content = file.read(min(PIECE_BYTES, max(0, size - number * PIECE_BYTES)))
                 if len(content) < PIECE_BYTES:
                     whole_lines = content[: content.rfind(b"\n") + 1]
                     self._store.put(piece_name(name, number), whole_lines)
@@ -359,13 +342,9 @@ class Mirror:
             for name in (*complete[step].files, manifest.FILE_NAME)
         }
         unexpected = names - expected
-        manifests = {
-            name for name in unexpected if name.endswith(f"/{manifest.FILE_NAME}")
-        }
+        manifests = {name for name in unexpected if name.endswith(f"/{manifest.FILE_NAME}")}
         corrupt = {name.rpartition("/")[0] for name in manifests}
-        self._store.delete(
-            name for name in unexpected if name.rpartition("/")[0] not in corrupt
-        )
+        self._store.delete(name for name in unexpected if name.rpartition("/")[0] not in corrupt)
 
     def _prune_local(self, newest: Path | None = None) -> None:
         """Remove local checkpoints that are not kept and are safe in the store."""
@@ -393,14 +372,10 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
         mirrored = run.checkpoints()
         is_empty = not (mirrored.complete or mirrored.corrupt)
         if local and mirrored.complete:
-            aside = run.set_aside(
-                folder, newest=max(local), mirrored=max(mirrored.complete)
-            )
+            aside = run.set_aside(folder, newest=max(local), mirrored=max(mirrored.complete))
             if aside is not None:
                 local = []
-                explanation = (
-                    f": the run has continued elsewhere; what was here is in {aside}"
-                )
+                explanation = f": the run has continued elsewhere; what was here is in {aside}"
 
         if local or is_empty:
             run.claim(folder, is_empty=is_empty)
@@ -417,7 +392,9 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
             raise
         if local:  # the thread that uploads warns of it
             return "", []
-        error.what = f"the mirror may have a checkpoint to resume from, but cannot be read: {error.what}"
+        error.what = (
+            f"the mirror may have a checkpoint to resume from, but cannot be read: {error.what}"
+        )
         raise
 
     seconds = duration(time.monotonic() - began)

@@ -42,18 +42,11 @@ from drumline.storage.object_store import ObjectStore, open_store
 CHECKPOINTS = "checkpoints"
 MARKER = "mirror.json"
 """In the run folder and in its mirror: the ids of its owners."""
-RUN_FILES = (
-    "config.toml",
-    "environment.json",
-    "ledger.jsonl",
-    "settings-history.jsonl",
-)
+RUN_FILES = ("config.toml", "environment.json", "ledger.jsonl", "settings-history.jsonl")
 RUN_FOLDERS = {"events": ".jsonl", "diagnoses": ".json"}
 """Folders of a run whose files with this ending are mirrored."""
 _Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
-_OBJECT = re.compile(
-    f"{CHECKPOINTS}/{catalog.STEP_NAME.pattern}/({manifest.NAME.pattern})"
-)
+_OBJECT = re.compile(f"{CHECKPOINTS}/{catalog.STEP_NAME.pattern}/({manifest.NAME.pattern})")
 
 
 @dataclass(frozen=True)
@@ -115,16 +108,12 @@ class MirroredRun:
 
     def _read_manifest(self, step: int) -> Manifest:
         """ValueError: it is no manifest, or of another step."""
-        checkpoint = manifest.parse(
-            self.store.read(object_name(step, manifest.FILE_NAME))
-        )
+        checkpoint = manifest.parse(self.store.read(object_name(step, manifest.FILE_NAME)))
         if checkpoint.step != step:
             raise ValueError(f"it belongs to step {checkpoint.step}")
         return checkpoint
 
-    def restore_newest(
-        self, mirrored: MirroredCheckpoints, root: Path
-    ) -> tuple[int, list[str]]:
+    def restore_newest(self, mirrored: MirroredCheckpoints, root: Path) -> tuple[int, list[str]]:
         """Fetch the newest complete checkpoint into a folder of checkpoints, every byte compared
         with the manifest: a corrupt one is skipped for the one before it, and one that is not
         finite for one that is. Returns its step, and why others were skipped."""
@@ -133,8 +122,7 @@ class MirroredRun:
             for step, reason in sorted(mirrored.corrupt.items(), reverse=True)
         ]
         newest_first = sorted(
-            mirrored.complete,
-            key=lambda step: (mirrored.complete[step].non_finite is None, step),
+            mirrored.complete, key=lambda step: (mirrored.complete[step].non_finite is None, step)
         )
         for step in reversed(newest_first):
             try:
@@ -165,20 +153,14 @@ class MirroredRun:
                         checksum=record.blake3,
                     )
 
-                store.write_file(
-                    partial / manifest.FILE_NAME, [manifest.render(checkpoint)]
-                )
+                store.write_file(partial / manifest.FILE_NAME, [manifest.render(checkpoint)])
         except (OSError, StoreError) as error:
             cause = error.__cause__ if isinstance(error, StoreError) else error
             if not isinstance(cause, OSError):
                 raise
             needed = sum(record.size for record in checkpoint.files.values())
-            reason, next_step = catalog.explain_os_error(
-                cause, folder=root, needed=needed
-            )
-            what = (
-                f"step {step} of {self.store} could not be restored to {root}: {reason}"
-            )
+            reason, next_step = catalog.explain_os_error(cause, folder=root, needed=needed)
+            what = f"step {step} of {self.store} could not be restored to {root}: {reason}"
             raise CheckpointError(what, next_step=next_step) from error
 
         return final
@@ -215,9 +197,7 @@ class MirroredRun:
                 name = f"progress{catalog.DOCUMENT}"
 
             try:
-                self.store.fetch(
-                    object_name(step, name), path / name, most=DOCUMENT_BYTES
-                )
+                self.store.fetch(object_name(step, name), path / name, most=DOCUMENT_BYTES)
             except StoreError as error:
                 if not error.is_bad_copy:
                     raise
@@ -315,9 +295,7 @@ class MirroredRun:
     def write_marker(self, folder: Path, *, continues: bool = False) -> Marker:
         """A new id for the run in this folder. `continues`: it is restored from the mirror."""
         owners = self._read_owners() if continues else []
-        marker = Marker(
-            self.store.url, secrets.token_hex(8), after=owners[-1] if owners else None
-        )
+        marker = Marker(self.store.url, secrets.token_hex(8), after=owners[-1] if owners else None)
         with _writing(folder / MARKER):
             make_own_folder(folder, follow_links=True)
             replace_text(folder / MARKER, json.dumps(asdict(marker)) + "\n")
@@ -366,10 +344,7 @@ def _is_run_file(name: str) -> bool:
     folder, _, file = name.rpartition("/")
     if not folder:
         return name in RUN_FILES
-    return (
-        file.endswith(RUN_FOLDERS.get(folder, "/"))
-        and manifest.NAME.fullmatch(file) is not None
-    )
+    return file.endswith(RUN_FOLDERS.get(folder, "/")) and manifest.NAME.fullmatch(file) is not None
 
 
 def is_own_name(name: str) -> bool:
@@ -385,8 +360,7 @@ def opened_run(url: str) -> Iterator[tuple[MirroredRun, Path]]:
     run = MirroredRun(open_store(url))
     if not run.has_any():
         raise UsageError(
-            f"there is no run in {url}",
-            next_step="give the address that --checkpoint.mirror had",
+            f"there is no run in {url}", next_step="give the address that --checkpoint.mirror had"
         )
 
     with TemporaryDirectory(prefix="drumline-") as temporary:

@@ -22,14 +22,7 @@ Models = nn.Module | Mapping[str, nn.Module]
 """The model of an optimizer, or several by name: their parameters are then called
 `NAME.parameter`."""
 # Not state: the optimizer keeps its own values.
-_NOT_SAVED = (
-    "params",
-    "param_names",
-    "fused",
-    "foreach",
-    "capturable",
-    "differentiable",
-)
+_NOT_SAVED = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
 
 
 def optimizer_state(
@@ -59,20 +52,14 @@ def optimizer_state(
         if number in names
     }
     # A user's optimizer may have more: additional entries, and state that belongs to no parameter.
-    additional = {
-        key: content[key] for key in content if key not in ("state", "param_groups")
-    }
-    unnamed = {
-        key: entry for key, entry in content["state"].items() if key not in names
-    }
+    additional = {key: content[key] for key in content if key not in ("state", "param_groups")}
+    unnamed = {key: entry for key, entry in content["state"].items() if key not in names}
     document = {
         "class": type(optimizer).__name__,
         "groups": saved_groups,
         "parameters": parameters,
         "state": state,
-        "rest": encode_state(
-            {"content": additional, "state": unnamed}, "rest", tensors
-        ),
+        "rest": encode_state({"content": additional, "state": unnamed}, "rest", tensors),
     }
 
     return tensors, document
@@ -94,9 +81,7 @@ def load_optimizer_state(
         )
 
     current = optimizer.state_dict()
-    parameters = {
-        name: parameter for group in groups for name, parameter in group.items()
-    }
+    parameters = {name: parameter for group in groups for name, parameter in group.items()}
 
     state = {}
     for number, name in _names_by_number(current, groups).items():
@@ -181,11 +166,7 @@ def _differences(
             for name in current
             if name not in saved
         )
-        yield from (
-            f"{name} is not in group {index} here"
-            for name in saved
-            if name not in current
-        )
+        yield from (f"{name} is not in group {index} here" for name in saved if name not in current)
         for name, parameter in current.items():
             shape = list(parameter.shape)
             saved_shape = document["parameters"].get(name, {}).get("shape")
@@ -193,15 +174,11 @@ def _differences(
                 yield f"{name} is {saved_shape} in the checkpoint and {shape} here"
 
 
-def _copies(
-    tensors: Mapping[str, Tensor], device: torch.device
-) -> Callable[[str], Tensor]:
+def _copies(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[str], Tensor]:
     """Looks up a saved tensor, copied to where the optimizer has it."""
     # Copies, because torch keeps these tensors, which may be mapped from a file. torch counts steps
     # on the CPU, and moves the count for fused and capturable optimizers.
-    return lambda name: tensors[name].to(
-        "cpu" if name.endswith("/step") else device, copy=True
-    )
+    return lambda name: tensors[name].to("cpu" if name.endswith("/step") else device, copy=True)
 
 
 def _in_form_of(current: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,9 +190,7 @@ def _in_form_of(current: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[st
         if isinstance(form, Tensor):
             settings[key] = torch.as_tensor(value).to(form, copy=True)
         elif isinstance(value, Tensor):
-            settings[key] = (
-                value.item() if isinstance(form, int | float) else value.clone()
-            )
+            settings[key] = value.item() if isinstance(form, int | float) else value.clone()
         else:
             settings[key] = value
 
@@ -249,9 +224,7 @@ def _keep_as_saved(
             value = state[key]
             is_like = isinstance(value, Tensor) and value.shape == parameter.shape
             if is_like and value.stride() != parameter.stride():
-                ordered = torch.empty_like(
-                    parameter, dtype=value.dtype, device=value.device
-                )
+                ordered = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
                 state[key] = ordered.copy_(value)
 
 
@@ -273,18 +246,12 @@ def encode_state(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
-        return [
-            encode_state(item, f"{name}/{index}", tensors)
-            for index, item in enumerate(value)
-        ]
+        return [encode_state(item, f"{name}/{index}", tensors) for index, item in enumerate(value)]
     if isinstance(value, tuple):
         return {"tuple": encode_state(list(value), name, tensors)}
 
     if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-        items = [
-            [key, encode_state(item, f"{name}/{key}", tensors)]
-            for key, item in value.items()
-        ]
+        items = [[key, encode_state(item, f"{name}/{key}", tensors)] for key, item in value.items()]
         return {"dict": items}
 
     raise CheckpointError(

@@ -19,13 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drumline.base.errors import (
-    CheckpointError,
-    CheckpointMismatchError,
-    UsageError,
-    as_list,
-    log,
-)
+from drumline.base.errors import CheckpointError, CheckpointMismatchError, UsageError, as_list, log
 from drumline.base.text import join_names
 from drumline.base.untrusted import from_json, make_own_folder
 from drumline.checkpoint import store
@@ -36,11 +30,7 @@ from drumline.checkpoint.optimizer_state import (
     load_optimizer_state,
     optimizer_state,
 )
-from drumline.checkpoint.rank_states import (
-    gather_states,
-    is_same_everywhere,
-    state_of_rank,
-)
+from drumline.checkpoint.rank_states import gather_states, is_same_everywhere, state_of_rank
 from drumline.checkpoint.retention import Retention, prune
 from drumline.checkpoint.state import (
     check_rng_file,
@@ -95,9 +85,7 @@ class Checkpoint:
         self._objects = dict(objects)
         self._saving = saving
         self._models = {
-            name: value
-            for name, value in objects.items()
-            if isinstance(value, nn.Module)
+            name: value for name, value in objects.items() if isinstance(value, nn.Module)
         }
         self._root = folder / "checkpoints"
         self._this_rank = this_rank
@@ -107,9 +95,7 @@ class Checkpoint:
             self._root,
             this_rank,
             device,
-            publish=lambda newest: prune(
-                self._root, Retention(keep_last), newest=newest
-            ),
+            publish=lambda newest: prune(self._root, Retention(keep_last), newest=newest),
         )
         self._writer.rehearse()
         if this_rank.rank == 0:
@@ -132,9 +118,7 @@ class Checkpoint:
             for name in self._objects:
                 self._restore(name, snapshot)
             if progress["world_size"] != self._world_size and self._this_rank.rank == 0:
-                log.warning(
-                    self._about_ranks(progress["world_size"], snapshot.documents)
-                )
+                log.warning(self._about_ranks(progress["world_size"], snapshot.documents))
             restore_own_rng(rng, rank=self._this_rank.rank, device=self._device)
             return int(progress["step"])
 
@@ -197,11 +181,7 @@ class Checkpoint:
 
     def _capture(self, step: int) -> CapturedState:
         """Collective."""
-        progress = {
-            "step": step,
-            "objects": self._kinds,
-            "world_size": self._world_size,
-        }
+        progress = {"step": step, "objects": self._kinds, "world_size": self._world_size}
         rng = gather_rng(self._device)
         state = CapturedState(step, {}, {"rng": rng}, {"progress": progress})
         for name, value in self._objects.items():
@@ -221,9 +201,7 @@ class Checkpoint:
         """Collective: one state for all ranks where theirs are the same, as most are."""
         tensors: dict[str, Tensor] = {}
         encoded = encode_state(value.state_dict(), name, tensors)
-        if self._world_size == 1 or is_same_everywhere(
-            encoded, tensors, device=self._device
-        ):
+        if self._world_size == 1 or is_same_everywhere(encoded, tensors, device=self._device):
             state.documents[name] = {"ranks": [encoded]}
             files = state.live
             tensors = {f"0/{key}": tensor for key, tensor in tensors.items()}
@@ -250,9 +228,7 @@ class Checkpoint:
                     "another folder"
                 )
 
-        is_found, newest = broadcast_json(
-            [read is not None, skipped[0][1] if skipped else None]
-        )
+        is_found, newest = broadcast_json([read is not None, skipped[0][1] if skipped else None])
         if not is_found and newest is not None:
             raise CheckpointError(
                 f"no checkpoint in {self._root} can be resumed; the newest: {newest}",
@@ -328,7 +304,9 @@ def _naming(name: str) -> Iterator[None]:
             yield
     except CheckpointMismatchError as error:
         error.what = f"{name}: {error.what}"
-        error.next_step = "build it as it was for the checkpoint, or give ddp.checkpoint another folder"
+        error.next_step = (
+            "build it as it was for the checkpoint, or give ddp.checkpoint another folder"
+        )
         raise
 
 
@@ -357,10 +335,7 @@ def _check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
                 next_step=f"give it another name of ASCII letters; taken are {join_names(_OWN_FILES)}",
             )
 
-        methods = (
-            getattr(value, "state_dict", None),
-            getattr(value, "load_state_dict", None),
-        )
+        methods = (getattr(value, "state_dict", None), getattr(value, "load_state_dict", None))
         if not all(map(callable, methods)):
             raise UsageError(
                 f"ddp.checkpoint cannot save {name}: {type(value).__name__} has no state_dict() and load_state_dict()",
@@ -394,32 +369,21 @@ def _kind(value: Any) -> str:
 
 def _parameters_of(optimizer: Optimizer) -> set[int]:
     """The `id` of each."""
-    return {
-        id(parameter)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _check_same_objects(saved: Mapping[str, str], objects: Mapping[str, str]) -> None:
     """Refuse a checkpoint that holds other objects, by name and kind, than were given."""
-    problems = [
-        f"{name} is not in the checkpoint" for name in objects if name not in saved
-    ]
+    problems = [f"{name} is not in the checkpoint" for name in objects if name not in saved]
     for name, kind in saved.items():
         if name not in objects:
             problems.append(f"{name} is in the checkpoint and was not given")
         elif kind != objects[name]:
-            problems.append(
-                f"{name} was {_KINDS[kind]} and is now {_KINDS[objects[name]]}"
-            )
+            problems.append(f"{name} was {_KINDS[kind]} and is now {_KINDS[objects[name]]}")
 
     if problems:
         raise CheckpointMismatchError(
-            as_list(
-                "the checkpoint holds other objects than ddp.checkpoint was given:",
-                problems,
-            ),
+            as_list("the checkpoint holds other objects than ddp.checkpoint was given:", problems),
             next_step="give the objects that it was saved with, by the same names, or another folder",
         )
 
@@ -430,13 +394,8 @@ def _check_contents(path: Path) -> None:
     try:
         progress = from_json(_SavedLoop, snapshot.documents.get("progress"))
     except ValueError as error:
-        raise CorruptCheckpointError(
-            path, "it was not saved by ddp.checkpoint"
-        ) from error
-    has_all = (
-        "rng" in snapshot.tensors
-        and progress.objects.keys() <= snapshot.documents.keys()
-    )
+        raise CorruptCheckpointError(path, "it was not saved by ddp.checkpoint") from error
+    has_all = "rng" in snapshot.tensors and progress.objects.keys() <= snapshot.documents.keys()
     if not has_all or progress.step != catalog.check_sizes(path).step:
         raise CorruptCheckpointError(path, "it does not hold what progress.json names")
     check_rng_file(path, snapshot.tensors["rng"])

@@ -31,17 +31,13 @@ from drumline.runs.manifest import FileRecord
 POLL_S = 0.02
 # Another host's files may appear late on a network file system.
 SEEN_S = 10.0
-SHARE_THE_FOLDER = (
-    "give a --run on a volume that all nodes share, or --checkpoint.writers one"
-)
+SHARE_THE_FOLDER = "give a --run on a volume that all nodes share, or --checkpoint.writers one"
 
 
 class SaveMessages:
     """The messages of one save. `store`: the writing thread's own connection."""
 
-    def __init__(
-        self, store: SealedStore, number: int, *, end: threading.Event
-    ) -> None:
+    def __init__(self, store: SealedStore, number: int, *, end: threading.Event) -> None:
         self._store = store.under(f"checkpoint/{number}")
         self._end = end
 
@@ -94,9 +90,7 @@ class Collector:
             files |= records
 
         with suppress(RuntimeError):  # all replies are here
-            self.messages.delete(
-                "open", *(f"part/{writer.rank}" for writer in self.expected)
-            )
+            self.messages.delete("open", *(f"part/{writer.rank}" for writer in self.expected))
 
         return files
 
@@ -125,9 +119,7 @@ class Collector:
         return from_json(dict[str, FileRecord], reply["files"])
 
     def _check_file(self, path: Path, record: FileRecord, writer: WritingRank) -> None:
-        if not _becomes_true(
-            lambda: path.is_file() and path.stat().st_size == record.size
-        ):
+        if not _becomes_true(lambda: path.is_file() and path.stat().st_size == record.size):
             raise CheckpointError(
                 f"{path.name}, which {writer} has written, is not in {path.parent} on {self.this_rank.host}: "
                 "the nodes do not share this folder",
@@ -152,15 +144,11 @@ def write_own_part(
             return
         if not _becomes_true(partial.is_dir):
             reason = f"{partial}, which {maker} made, is not visible here: the nodes do not share this folder"
-            messages.send(
-                f"part/{this_rank.rank}", {"failure": [reason, SHARE_THE_FOLDER]}
-            )
+            messages.send(f"part/{this_rank.rank}", {"failure": [reason, SHARE_THE_FOLDER]})
             return
 
         # Before they are written: writing empties the groups to free their memory.
-        names = {
-            store.file_name(name): sorted(group) for name, group in tensors.items()
-        }
+        names = {store.file_name(name): sorted(group) for name, group in tensors.items()}
         reply: dict[str, Any] = {"tensors": names}
         try:
             files = store.write_tensors(partial, tensors, stream)
@@ -169,10 +157,7 @@ def write_own_part(
         except OSError as error:
             reply["failure"] = list(catalog.explain_os_error(error, folder=root))
         except Exception as error:
-            reply["failure"] = [
-                f"{type(error).__name__}: {error}",
-                "read the output of that rank",
-            ]
+            reply["failure"] = [f"{type(error).__name__}: {error}", "read the output of that rank"]
 
         messages.send(f"part/{this_rank.rank}", reply)
     except (TimeoutError, RuntimeError):  # rank 0 has exited, so there is no save

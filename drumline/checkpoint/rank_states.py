@@ -49,22 +49,16 @@ def is_same_everywhere(
 ) -> bool:
     """Collective: whether all ranks have the same encoded state, to the bit."""
     digest = blake3(json.dumps([document, list(tensors)]).encode()).hexdigest()
-    everyone = gather_json(
-        [digest, *hash_tensors(list(tensors.values()), device).tolist()]
-    )
+    everyone = gather_json([digest, *hash_tensors(list(tensors.values()), device).tolist()])
 
     return all(digests == everyone[0] for digests in everyone)
 
 
-def state_of_rank(
-    document: Mapping[str, Any], tensors: Mapping[str, Tensor], rank: int
-) -> Any:
+def state_of_rank(document: Mapping[str, Any], tensors: Mapping[str, Tensor], rank: int) -> Any:
     """The state that was saved for this rank, or for all of them. A rank that the saved world did
     not have is given another's."""
     saved = min(rank, len(document["ranks"]) - 1)
-    return decode_state(
-        document["ranks"][saved], lambda name: tensors[f"{saved}/{name}"].clone()
-    )
+    return decode_state(document["ranks"][saved], lambda name: tensors[f"{saved}/{name}"].clone())
 
 
 def sent_state(document: Any, rank: int, tensors: Mapping[str, Tensor] | None) -> Any:
@@ -72,9 +66,7 @@ def sent_state(document: Any, rank: int, tensors: Mapping[str, Tensor] | None) -
     prefix = f"{rank}/"
     of_rank = None
     if tensors is not None:
-        of_rank = {
-            name: tensor for name, tensor in tensors.items() if name.startswith(prefix)
-        }
+        of_rank = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     received = broadcast_tensors(of_rank)
 
     return decode_state(document, lambda name: received[f"{prefix}{name}"])

@@ -80,9 +80,7 @@ def is_best(
 
 def best(root: Path, *, metric: str, higher_is_better: bool) -> int | None:
     """The step of the best checkpoint, if any was evaluated."""
-    return next(
-        iter(ranked(complete_checkpoints(root), metric, higher_is_better)), None
-    )
+    return next(iter(ranked(complete_checkpoints(root), metric, higher_is_better)), None)
 
 
 def complete_checkpoints(root: Path) -> dict[int, Manifest]:
@@ -96,16 +94,13 @@ def complete_checkpoints(root: Path) -> dict[int, Manifest]:
     return complete
 
 
-def ranked(
-    complete: Mapping[int, Manifest], metric: str, higher_is_better: bool
-) -> list[int]:
+def ranked(complete: Mapping[int, Manifest], metric: str, higher_is_better: bool) -> list[int]:
     """The evaluated ones, best first; the newer first if equal."""
     sign = -1.0 if higher_is_better else 1.0
     scores = {
         step: (sign * checkpoint.metrics[metric], -step)
         for step, checkpoint in complete.items()
-        if checkpoint.non_finite is None
-        and math.isfinite(checkpoint.metrics.get(metric, math.nan))
+        if checkpoint.non_finite is None and math.isfinite(checkpoint.metrics.get(metric, math.nan))
     }
 
     return sorted(scores, key=scores.__getitem__)

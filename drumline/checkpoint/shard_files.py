@@ -19,14 +19,7 @@ from torch import Tensor
 
 from drumline.base.errors import CheckpointError
 from drumline.base.untrusted import from_json
-from drumline.parallel.shards import (
-    Rows,
-    is_shard,
-    like_shard,
-    own_part,
-    place_of,
-    split_rows,
-)
+from drumline.parallel.shards import Rows, is_shard, like_shard, own_part, place_of, split_rows
 
 SHARDS_FILE = "sharded-tensors"
 """The document with the shapes, by file and name."""
@@ -75,14 +68,10 @@ def assign(tensors: Files, ranks: Sequence[int]) -> dict[int, PartFiles]:
     return assigned
 
 
-def assign_shards(
-    tensors: Files, rank: int, num_writers: int
-) -> dict[int, dict[str, Any]]:
+def assign_shards(tensors: Files, rank: int, num_writers: int) -> dict[int, dict[str, Any]]:
     """The files of each writer of a sharded model: `rank` gets its own tensors, for the others
     there are their names. Rank 0 writes what is not sharded, too."""
-    assigned: dict[int, dict[str, dict[str, Any]]] = {
-        writer: {} for writer in range(num_writers)
-    }
+    assigned: dict[int, dict[str, dict[str, Any]]] = {writer: {} for writer in range(num_writers)}
     for file, group in tensors.items():
         for name, tensor in group.items():
             if is_in_shards(name, tensor):
@@ -117,9 +106,7 @@ def shapes_of(files: Files) -> Shapes:
     """The document: the shapes of what is saved in shards."""
     return {
         file: {
-            name: list(tensor.shape)
-            for name, tensor in group.items()
-            if is_in_shards(name, tensor)
+            name: list(tensor.shape) for name, tensor in group.items() if is_in_shards(name, tensor)
         }
         for file, group in files.items()
     }
@@ -128,9 +115,7 @@ def shapes_of(files: Files) -> Shapes:
 def piece_names(name: str, tensor: Tensor) -> dict[int, str]:
     """The name of each shard in its file, by the number of the shard; an empty one is not saved."""
     _, count = place_of(tensor)
-    rows = {
-        number: split_rows(tensor.shape[0], number, count) for number in range(count)
-    }
+    rows = {number: split_rows(tensor.shape[0], number, count) for number in range(count)}
 
     return {
         number: f"{name}[{shard_rows.start}:{shard_rows.stop}]"
@@ -143,23 +128,16 @@ def assemble(files: Files, shapes: Any) -> dict[str, Mapping[str, Tensor]]:
     """The files of a checkpoint with whole tensors; ValueError: a shard is missing, or has another
     shape."""
     by_file = from_json(Shapes, shapes)
-    return {
-        file: ShardedTensors(group, by_file.get(file, {}))
-        for file, group in files.items()
-    }
+    return {file: ShardedTensors(group, by_file.get(file, {})) for file, group in files.items()}
 
 
 class ShardedTensors(Mapping[str, Tensor]):
     """Tensors by name, some of them in shards, which are put together when asked for."""
 
-    def __init__(
-        self, stored: Mapping[str, Tensor], shapes: Mapping[str, list[int]]
-    ) -> None:
+    def __init__(self, stored: Mapping[str, Tensor], shapes: Mapping[str, list[int]]) -> None:
         self._whole = dict(stored)
         self._shapes = shapes
-        self._pieces: dict[str, list[tuple[Rows, Tensor]]] = {
-            name: [] for name in self._shapes
-        }
+        self._pieces: dict[str, list[tuple[Rows, Tensor]]] = {name: [] for name in self._shapes}
 
         for stored_name in stored:
             match = _PIECE.fullmatch(stored_name)
@@ -185,11 +163,7 @@ class ShardedTensors(Mapping[str, Tensor]):
 
     def shape(self, name: str) -> torch.Size:
         """Of the whole tensor."""
-        return (
-            self._whole[name].shape
-            if name in self._whole
-            else torch.Size(self._shapes[name])
-        )
+        return self._whole[name].shape if name in self._whole else torch.Size(self._shapes[name])
 
     def rows(self, name: str, rows: Rows) -> Tensor:
         """These rows of a tensor; of others nothing is read."""
@@ -207,16 +181,12 @@ class ShardedTensors(Mapping[str, Tensor]):
         return parts[0] if parts else self._pieces[name][0][1][:0]
 
 
-def _check_pieces(
-    name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]
-) -> None:
+def _check_pieces(name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]) -> None:
     """Refuse gaps and overlaps, and shards of another type or shape."""
     end = 0
     for rows, piece in pieces:
         if rows.start != end:
-            raise ValueError(
-                f"rows {end} to {rows.start} of {name} are missing or there twice"
-            )
+            raise ValueError(f"rows {end} to {rows.start} of {name} are missing or there twice")
         has_shape = list(piece.shape) == [rows.stop - rows.start, *shape[1:]]
         if not has_shape or piece.dtype != pieces[0][1].dtype:
             raise ValueError(
@@ -235,9 +205,7 @@ def own_shards(
     """The saved tensors as a sharded model takes them: what belongs to a sharded parameter and has
     its shape (the weights, an optimizer's state, an average) as a shard of this rank, of which only
     its own rows are read."""
-    lazy = (
-        tensors if isinstance(tensors, ShardedTensors) else ShardedTensors(tensors, {})
-    )
+    lazy = tensors if isinstance(tensors, ShardedTensors) else ShardedTensors(tensors, {})
     return {name: _own_shard(lazy, name, parameters) for name in lazy}
 
 
@@ -247,9 +215,7 @@ def _own_shard(
     parameters: Mapping[str, Tensor],
 ) -> Tensor:
     """One tensor as this rank takes it. State of a parameter is called `PARAMETER/KEY`."""
-    owners = [
-        parameters[part] for part in (name, *name.split("/")) if part in parameters
-    ]
+    owners = [parameters[part] for part in (name, *name.split("/")) if part in parameters]
     if not owners or not is_shard(owners[0]) or tensors.shape(name) != owners[0].shape:
         return tensors[name]
 

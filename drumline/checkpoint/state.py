@@ -45,8 +45,8 @@ def capture(
         documents={"model": {"aliases": aliases}, "progress": dict(progress)},
     )
     if optimizer is not None:
-        snapshot.tensors["optimizer"], snapshot.documents["optimizer"] = (
-            optimizer_state(model, optimizer)
+        snapshot.tensors["optimizer"], snapshot.documents["optimizer"] = optimizer_state(
+            model, optimizer
         )
 
     if scaler is not None:
@@ -79,9 +79,7 @@ def restore(
             )
 
         with translated("optimizer"):
-            load_optimizer_state(
-                model, optimizer, tensors["optimizer"], documents["optimizer"]
-            )
+            load_optimizer_state(model, optimizer, tensors["optimizer"], documents["optimizer"])
 
     # A run that turns fp16 on later has no saved scale: its scaler starts with the default.
     if scaler is not None and documents.get("scaler"):
@@ -95,10 +93,7 @@ def restore_model(snapshot: Snapshot, model: nn.Module, *, name: str = "model") 
     """Load the weights and buffers of a snapshot into a model."""
     with translated("model"):
         weights = snapshot.tensors[name]
-        aliases = {
-            str(alias): str(of)
-            for alias, of in snapshot.documents[name]["aliases"].items()
-        }
+        aliases = {str(alias): str(of) for alias, of in snapshot.documents[name]["aliases"].items()}
 
     load_model_state(model, weights, aliases)
 
@@ -138,9 +133,7 @@ def _identity(tensor: Tensor, name: str) -> object:
     empty, so it is known by its object."""
     if is_shard(tensor):
         return id(tensor)
-    has_memory = (
-        tensor.numel() and not tensor.is_meta and tensor.layout is torch.strided
-    )
+    has_memory = tensor.numel() and not tensor.is_meta and tensor.layout is torch.strided
     if not has_memory:
         return name
 
@@ -156,11 +149,7 @@ def load_model_state(
     copied."""
     saved = {
         **tensors,
-        **{
-            name: tensors[stored]
-            for name, stored in aliases.items()
-            if stored in tensors
-        },
+        **{name: tensors[stored] for name, stored in aliases.items() if stored in tensors},
     }
     if problems := list(_model_differences(saved, model)):
         raise CheckpointMismatchError(
@@ -187,9 +176,7 @@ def _state_tensors(model: nn.Module) -> dict[str, Tensor]:
 def _model_differences(saved: Mapping[str, Tensor], model: nn.Module) -> Iterator[str]:
     """How saved tensors and a model differ: names, shapes, types, and tied tensors."""
     current = _state_tensors(model)
-    yield from (
-        f"{name} is missing in the checkpoint" for name in current if name not in saved
-    )
+    yield from (f"{name} is missing in the checkpoint" for name in current if name not in saved)
     yield from (f"{name} is not in the model" for name in saved if name not in current)
     for name, tensor in current.items():
         if name in saved:
@@ -280,9 +267,7 @@ def gather_rng(device: torch.device) -> dict[str, Tensor]:
     return {_rng_name(rank): state for rank, state in enumerate(gathered)}
 
 
-def restore_own_rng(
-    saved: Mapping[str, Tensor], *, rank: int, device: torch.device
-) -> None:
+def restore_own_rng(saved: Mapping[str, Tensor], *, rank: int, device: torch.device) -> None:
     """Restore this rank's random state. A rank that did not exist when it was saved keeps its new
     seed."""
     if (state := saved.get(_rng_name(rank))) is not None:

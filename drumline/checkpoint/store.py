@@ -101,17 +101,13 @@ def write(
         f"{name}{catalog.DOCUMENT}": json.dumps(document).encode() + b"\n"
         for name, document in documents.items()
     }
-    needed = sum(map(tensor_file.num_bytes, tensors.values())) + sum(
-        map(len, texts.values())
-    )
+    needed = sum(map(tensor_file.num_bytes, tensors.values())) + sum(map(len, texts.values()))
     try:
         with new_folder(final) as partial:
             if part_writers is not None:
                 part_writers.begin()
             files = write_tensors(partial, tensors, stream)
-            files |= {
-                name: write_file(partial / name, [text]) for name, text in texts.items()
-            }
+            files |= {name: write_file(partial / name, [text]) for name, text in texts.items()}
             if part_writers is not None:
                 files |= part_writers.collect(partial)
             created = datetime.now(UTC).isoformat(timespec="seconds")
@@ -123,9 +119,7 @@ def write(
         if part_writers is not None:
             part_writers.cancel()
         if isinstance(error, OSError):
-            reason, next_step = catalog.explain_os_error(
-                error, folder=root, needed=needed
-            )
+            reason, next_step = catalog.explain_os_error(error, folder=root, needed=needed)
             raise _not_saved(final, reason, next_step) from error
         if isinstance(error, CheckpointError):
             raise _not_saved(final, error.what, error.next_step) from error
@@ -189,14 +183,10 @@ def read(path: Path, *, only: Collection[str] = ()) -> Snapshot:
     return Snapshot(tensors, documents)
 
 
-def broadcast(
-    snapshot: Snapshot | None, *, source: int = 0, keeps: bool = True
-) -> Snapshot:
+def broadcast(snapshot: Snapshot | None, *, source: int = 0, keeps: bool = True) -> Snapshot:
     """Collective: what rank `source` has, on every rank; the others give None. A rank that does not
     `keep` it only takes part: it gets no tensors."""
-    contents = (
-        None if snapshot is None else [snapshot.documents, list(snapshot.tensors)]
-    )
+    contents = None if snapshot is None else [snapshot.documents, list(snapshot.tensors)]
     documents, files = broadcast_json(contents, source=source)
     tensors: dict[str, Mapping[str, Tensor]] = {}
     for file in files:

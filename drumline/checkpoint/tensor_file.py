@@ -77,9 +77,7 @@ def read(path: Path, *, follow_links: bool = False) -> dict[str, Tensor]:
         open_regular(path, follow_links=follow_links).close()
         tensors: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CorruptCheckpointError(
-            path.parent, f"{path.name} cannot be read: {error}"
-        ) from error
+        raise CorruptCheckpointError(path.parent, f"{path.name} cannot be read: {error}") from error
 
     return tensors
 
@@ -168,10 +166,7 @@ class Staging:
         filled = 0
         done = make_event()
         with torch.cuda.stream(stream):
-            while (
-                filled < self._size
-                and (piece := source.next(self._size - filled)) is not None
-            ):
+            while filled < self._size and (piece := source.next(self._size - filled)) is not None:
                 buffer[filled : filled + len(piece)].copy_(piece, non_blocking=True)
                 filled += len(piece)
 

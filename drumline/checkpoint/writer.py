@@ -25,13 +25,7 @@ from drumline.base.errors import CheckpointError, log
 from drumline.checkpoint import store, tensor_file
 from drumline.checkpoint.copying import Copier, Copy, Kind
 from drumline.checkpoint.parts import Collector, SaveMessages, write_own_part
-from drumline.checkpoint.shard_files import (
-    SHARDS_FILE,
-    Files,
-    assign,
-    assign_shards,
-    shapes_of,
-)
+from drumline.checkpoint.shard_files import SHARDS_FILE, Files, assign, assign_shards, shapes_of
 from drumline.checkpoint.store import WritingRank
 from drumline.rank.collectives import gather_json
 from drumline.rank.sealed_store import SealedStore
@@ -146,9 +140,7 @@ class CheckpointWriter:
         self._store = store.clone()
         self._num_shards = num_shards
         self._writers = []
-        for rank, (host, number) in enumerate(
-            gather_json([self._this_rank.host, local_rank])
-        ):
+        for rank, (host, number) in enumerate(gather_json([self._this_rank.host, local_rank])):
             writes = rank == 0 or is_writer(who, number)
             if num_shards > 1:
                 writes = rank < num_shards
@@ -268,9 +260,7 @@ class CheckpointWriter:
             # the new one is safe; an old one that remains is no reason to stop
             log.warning(error)
 
-        return WrittenCheckpoint(
-            state.step, path, num_bytes, copied.kind, seconds, copy_s
-        )
+        return WrittenCheckpoint(state.step, path, num_bytes, copied.kind, seconds, copy_s)
 
     def _collector(self, parts: Parts) -> Collector | None:
         """What collects the parts of the other writing ranks; None: rank 0 writes alone."""
@@ -278,10 +268,7 @@ class CheckpointWriter:
         if not other_writers:
             return None
         expected = {
-            writer: {
-                store.file_name(name): group
-                for name, group in parts[writer.rank].items()
-            }
+            writer: {store.file_name(name): group for name, group in parts[writer.rank].items()}
             for writer in other_writers
         }
 

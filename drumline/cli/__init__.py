@@ -74,10 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     for stream in (sys.stdout, sys.stderr):
         # The user's own output too: a letter that an ASCII terminal or pipe cannot have must not end a job.
-        if isinstance(stream, io.TextIOWrapper) and stream.errors in (
-            "strict",
-            "surrogateescape",
-        ):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
 
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -100,9 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.TRAINING_FAILED
 
 
-def _hand_over(
-    what: str, next_step: str | None, place: Place, details: str = ""
-) -> None:
+def _hand_over(what: str, next_step: str | None, place: Place, details: str = "") -> None:
     """The error, to the Python program that has started this command, if one has."""
     from drumline.base.rank_environment import ErrorRecord, write_error
 

@@ -63,9 +63,7 @@ def with_task(
     return as_rank(prepare)
 
 
-def exit_interrupted(
-    error: KeyboardInterrupt, ddp: RunManager, message: str
-) -> NoReturn:
+def exit_interrupted(error: KeyboardInterrupt, ddp: RunManager, message: str) -> NoReturn:
     ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
     # among several ranks the launcher reports it, once
     if ddp.connection.store is None:

@@ -28,13 +28,7 @@ from drumline.cli import (
     launch_command,
     stop_command,
 )
-from drumline.cli.command_line import (
-    HELP_FLAG,
-    misplaced,
-    read_command,
-    read_subverb,
-    show_help,
-)
+from drumline.cli.command_line import HELP_FLAG, misplaced, read_command, read_subverb, show_help
 from drumline.cli.doctor_command import show_step
 from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
 from drumline.cli.launch_request import is_script
@@ -80,11 +74,7 @@ DELETE: FlagTable = {
 }
 OF_LAUNCH: FlagTable = {
     **WHERE,
-    "identity": (
-        str,
-        "FILE",
-        "The private key of the cluster's --key [ssh's own choice].",
-    ),
+    "identity": (str, "FILE", "The private key of the cluster's --key [ssh's own choice]."),
     "doctor": switch("Check all pairs of nodes first [on]; --no-doctor skips it."),
     "attach": switch(
         "Stay with the job, and launch it again on the nodes that AWS replaces "
@@ -258,9 +248,7 @@ def _launch(argv: Sequence[str]) -> int:
 
 
 @contextmanager
-def _cloud_job(
-    values: FlagValues, problems: list[str], verb: str
-) -> Iterator[_CloudJob]:
+def _cloud_job(values: FlagValues, problems: list[str], verb: str) -> Iterator[_CloudJob]:
     """Of the cluster that the flags name. `problems`: those of the command line."""
     named = {name: value for name, value in values.items() if name in OF_LAUNCH}
     account, settings = account_and_settings(named, problems, verb)
@@ -307,19 +295,13 @@ class _CloudJob:
     """A job on the nodes that the cluster has now."""
 
     def __init__(
-        self,
-        account: Account,
-        settings: ClusterSettings,
-        folder: Path,
-        identity: str | None,
+        self, account: Account, settings: ClusterSettings, folder: Path, identity: str | None
     ) -> None:
         self._account = account
         self._settings = settings
         stack = find_cluster(account, settings)
         if stack is None or stack["StackStatus"] != "CREATE_COMPLETE":
-            state = (
-                f"is in the state {stack['StackStatus']}" if stack else "does not exist"
-            )
+            state = f"is in the state {stack['StackStatus']}" if stack else "does not exist"
             raise UsageError(
                 f"the cluster {settings.name} {state} in {account.region}",
                 next_step="drumline aws up makes it, drumline aws status lists all",
@@ -330,9 +312,7 @@ class _CloudJob:
         self._num_nodes = int(parameters["NodeCount"])
         self.is_spot = parameters["Market"] == "spot"
         if self._by_ssm:
-            check_session_manager(
-                f"the cluster {settings.name} was made with --ssm, which"
-            )
+            check_session_manager(f"the cluster {settings.name} was made with --ssm, which")
 
         key = ["--identity", identity] if identity else []
         self._follow = ["drumline", "aws", "{verb}", "{job}", *_place(settings), *key]
@@ -346,17 +326,12 @@ class _CloudJob:
             wheel = build_wheel()
             self._wheel = folder / wheel.name
             self._wheel.write_bytes(wheel.content)
-            self._prepare_words += [
-                hashlib.sha256(wheel.content).hexdigest(),
-                wheel.name,
-            ]
+            self._prepare_words += [hashlib.sha256(wheel.content).hexdigest(), wheel.name]
 
         self._nodes: Sequence[CloudNode] = ()
 
     def check_pairs(self) -> None:
-        code = doctor_command.run(
-            [*self.hosts(), "--code", "/opt/drumline/bin", "--run", SHARED]
-        )
+        code = doctor_command.run([*self.hosts(), "--code", "/opt/drumline/bin", "--run", SHARED])
         if code:
             raise PreflightError(
                 f"doctor found something to fix on the nodes (exit code {code}); its report is above",
@@ -375,9 +350,7 @@ class _CloudJob:
                 if not self._was_replaced(code):
                     return code
             self.await_nodes()
-            words = [
-                word for word in words if word != "--fresh"
-            ]  # it belongs to the first start
+            words = [word for word in words if word != "--fresh"]  # it belongs to the first start
 
     def hosts(self) -> list[str]:
         hosts = ",".join(node.address for node in self._nodes)
@@ -426,9 +399,7 @@ class _CloudJob:
             return False
 
         for node in lost:
-            print_message(
-                f"{node.address} ({node.id}) does not answer: asking AWS to replace it"
-            )
+            print_message(f"{node.address} ({node.id}) does not answer: asking AWS to replace it")
             self._account.call(
                 "autoscaling",
                 "set_instance_health",
@@ -463,13 +434,8 @@ class _CloudJob:
             run = f"{len(nodes)} of {plural(self._num_nodes, 'node')} run"
             stack = self._settings.stack
             is_short = len(nodes) < self._num_nodes
-            if (
-                is_short
-                and group_of(self._account, stack)["DesiredCapacity"] < self._num_nodes
-            ):
-                why = (
-                    "they ended when they were idle, or the time of the cluster is over"
-                )
+            if is_short and group_of(self._account, stack)["DesiredCapacity"] < self._num_nodes:
+                why = "they ended when they were idle, or the time of the cluster is over"
                 again = f"drumline aws up --name {self._settings.name} starts them again, if its time is not over"
                 raise PreflightError(
                     f"{run}, and AWS starts no other: {why}",
@@ -480,9 +446,7 @@ class _CloudJob:
                     f"{run} after {READY_S / 60:.0f} minutes",
                     next_step="AWS may have no capacity: wait, or give another --zone or --type to a new cluster",
                 )
-            show_step(
-                f"nodes: {len(nodes) - len(waiting)} of {self._num_nodes} are ready"
-            )
+            show_step(f"nodes: {len(nodes) - len(waiting)} of {self._num_nodes} are ready")
             time.sleep(POLL_S)
 
     def _prepare(self) -> tuple[dict[CloudNode, int], DrumlineError | None]:
@@ -502,11 +466,7 @@ class _CloudJob:
             if process.returncode:
                 waiting[node] = process.returncode
                 reason = not_reached(
-                    Host(node.address),
-                    process.returncode,
-                    output,
-                    python=PREPARE,
-                    cwd="/",
+                    Host(node.address), process.returncode, output, python=PREPARE, cwd="/"
                 )
 
         return waiting, reason

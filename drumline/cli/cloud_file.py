@@ -42,15 +42,7 @@ _OF_BOTH = (
 # SkyPilot has its own key, network and volumes; ParallelCluster takes the zone of the subnet.
 _ONLY: Mapping[str, tuple[str, ...]] = {
     "skypilot": ("accelerators", "zone"),
-    "parallelcluster": (
-        "key",
-        "ssh-from",
-        "subnet",
-        "volume",
-        "efa",
-        "placement-group",
-        "gpus",
-    ),
+    "parallelcluster": ("key", "ssh-from", "subnet", "volume", "efa", "placement-group", "gpus"),
 }
 OF_FILES: FlagTable = {
     "accelerators": (

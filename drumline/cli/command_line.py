@@ -17,10 +17,7 @@ from drumline.config import Flags, FlagTable, read_flags, switch
 from drumline.runs.events import as_json
 
 HELP_FLAG: FlagTable = {"help": switch("Show this text.")}
-OUTPUT_FLAGS: FlagTable = {
-    "json": switch("Print one JSON object, for scripts."),
-    **HELP_FLAG,
-}
+OUTPUT_FLAGS: FlagTable = {"json": switch("Print one JSON object, for scripts."), **HELP_FLAG}
 
 
 def read_command(
@@ -36,12 +33,8 @@ def read_command(
     """The command line of a verb. Problems in it are raised, unless the verb takes settings of a
     run: then it checks these too, and raises all problems at once. `ends_with`: of the help."""
     table = {name: flag for group in groups.values() for name, flag in group.items()}
-    no_settings = (
-        None if takes_settings else f"is a setting of a run; {verb} takes none"
-    )
-    flags = read_flags(
-        argv, table, max_positional=max_positional, no_settings=no_settings
-    )
+    no_settings = None if takes_settings else f"is a setting of a run; {verb} takes none"
+    flags = read_flags(argv, table, max_positional=max_positional, no_settings=no_settings)
     show_help(flags, groups, usage, ends_with)
     if not takes_settings:
         check_command(verb, flags.layer.problems)
@@ -77,9 +70,7 @@ def read_subverb(
     return subverb, arguments
 
 
-def misplaced(
-    flags: Container[str], names: Iterable[str], reason: str
-) -> Iterator[str]:
+def misplaced(flags: Container[str], names: Iterable[str], reason: str) -> Iterator[str]:
     """A problem for each flag of these that is given."""
     return (f"--{name}: {reason}" for name in names if name in flags)
 
@@ -92,8 +83,7 @@ def check_command(verb: str, problems: Iterable[str]) -> None:
 def check_run_is_named(verb: str, flags: Flags) -> None:
     if not flags.positional:
         raise UsageError(
-            "no RUN was given",
-            next_step=f"give a run folder, as in: drumline {verb} runs/digits",
+            "no RUN was given", next_step=f"give a run folder, as in: drumline {verb} runs/digits"
         )
 
 

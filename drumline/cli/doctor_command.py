@@ -18,13 +18,7 @@ from drumline.base.rank_environment import first_host
 from drumline.base.startup import INTERRUPTED_EARLY, interruptible, loading
 from drumline.base.text import print_message, show, show_lines, show_progress
 from drumline.base.untrusted import whole_number
-from drumline.cli.command_line import (
-    HELP_FLAG,
-    check_command,
-    check_no_rank,
-    misplaced,
-    show_help,
-)
+from drumline.cli.command_line import HELP_FLAG, check_command, check_no_rank, misplaced, show_help
 from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch
 from drumline.config import Flags, FlagTable, FlagValues, Layers, read_flags, switch
 from drumline.config.schema import Config, Count, CountOrZero, Port
@@ -39,10 +33,7 @@ from drumline.tools.doctor.cluster import (
 )
 from drumline.tools.doctor.doctor_report import as_json, report
 from drumline.tools.doctor.finding import Finding, has_problems
-from drumline.tools.doctor.machine.machine_checks import (
-    machine_findings,
-    num_visible_gpus,
-)
+from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.tools.doctor.machine.summary import machine_rows
 from drumline.tools.doctor.pairs import without_ssh as nodes
@@ -74,41 +65,25 @@ OF_SSH: FlagTable = {
         "N",
         f"The rendezvous port on the first host, which all must reach [{DEFAULT_PORT}].",
     ),
-    "ssh": (
-        str,
-        "COMMAND",
-        "How to call ssh, such as 'ssh -F file' [DRUMLINE_SSH, or ssh].",
-    ),
+    "ssh": (str, "COMMAND", "How to call ssh, such as 'ssh -F file' [DRUMLINE_SSH, or ssh]."),
     "python": (str, "PATH", "Python on the hosts [the one that runs this]."),
 }
 SSH_FLAGS: FlagTable = {**LISTS_OF_HOSTS, **OF_SSH}
 # As the help shows them.
 GROUPS: Mapping[str, FlagTable] = {
     "anywhere": {
-        "data": (
-            str,
-            "DIR",
-            "The dataset's folder, compared across hosts [DATASET_DIR].",
-        ),
+        "data": (str, "DIR", "The dataset's folder, compared across hosts [DATASET_DIR]."),
         "code": (
             str,
             "DIR",
             "The code's folder, compared across hosts [this folder, unless it is your home].",
         ),
-        "run": (
-            str,
-            "DIR",
-            "Where runs will be written: its disk is checked [this folder].",
-        ),
+        "run": (str, "DIR", "Where runs will be written: its disk is checked [this folder]."),
         "json": switch("Print everything as JSON, for scripts."),
         **HELP_FLAG,
     },
     "a task  On this machine, with the settings of `drumline train TASK`.": {
-        "batches": (
-            Count,
-            "N",
-            f"How many micro-batches to run through the loss [{BATCHES}].",
-        ),
+        "batches": (Count, "N", f"How many micro-batches to run through the loss [{BATCHES}]."),
         **CONFIG_FLAG,
     },
     "over ssh": SSH_FLAGS,
@@ -138,9 +113,7 @@ GROUPS: Mapping[str, FlagTable] = {
         ),
     },
 }
-OWN_FLAGS: FlagTable = {
-    name: flag for table in GROUPS.values() for name, flag in table.items()
-}
+OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
 OF_TASK = ("batches", "config")
 OF_NODES = ("nodes", "node-rank", "master", "wait")
 USAGE = """\
@@ -205,17 +178,13 @@ def _wrong_flags(flags: Flags) -> Iterator[str]:
     with_ssh = lists_of_hosts(verb_flags)
     without = [name for name in OF_NODES if name in verb_flags]
     if flags.positional:
-        yield from misplaced(
-            verb_flags, [*with_ssh, *without], "a TASK is checked on this machine"
-        )
+        yield from misplaced(verb_flags, [*with_ssh, *without], "a TASK is checked on this machine")
     else:
         yield from misplaced(verb_flags, OF_TASK, "belongs to a TASK")
     if with_ssh and without:
         yield f"--{with_ssh[0]} uses ssh, and --{without[0]} does not: give one of them"
     if not verb_flags.get("collectives", bool(with_ssh or without)):
-        yield from misplaced(
-            verb_flags, ("procs", "backend"), "belongs to --collectives"
-        )
+        yield from misplaced(verb_flags, ("procs", "backend"), "belongs to --collectives")
 
 
 def lists_of_hosts(verb_flags: FlagValues) -> list[str]:
@@ -263,9 +232,7 @@ def check_hosts(verb_flags: FlagValues, options: DoctorOptions) -> DoctorResult:
     python = verb_flags.get("python", sys.executable)
     port = verb_flags.get("port", DEFAULT_PORT)
     return asyncio.run(
-        check_over_ssh(
-            hosts, options, port=port, client=client, python=python, progress=show_step
-        )
+        check_over_ssh(hosts, options, port=port, client=client, python=python, progress=show_step)
     )
 
 
@@ -274,9 +241,7 @@ def _check_nodes(verb_flags: FlagValues) -> int:
     node = _node_options(verb_flags, os.environ)
     options = _options(verb_flags)
     if node.node == 0:
-        return _show(
-            verb_flags, asyncio.run(check_as_node_zero(node, options, show_step))
-        )
+        return _show(verb_flags, asyncio.run(check_as_node_zero(node, options, show_step)))
 
     show_step(f"node {node.node} of {node.nodes} connects to {node.endpoint}")
     last = nodes.join(node, options.settings)
@@ -284,27 +249,20 @@ def _check_nodes(verb_flags: FlagValues) -> int:
     # Where srun merges the output of all nodes, stdout has only node 0's JSON.
     stream = sys.stderr if verb_flags.json else sys.stdout
     show_lines(
-        [f"node {node.node}: {last.get('result', '')} (node 0 has the report)"],
-        stream=stream,
+        [f"node {node.node}: {last.get('result', '')} (node 0 has the report)"], stream=stream
     )
     return int(last["code"])
 
 
-def _node_options(
-    verb_flags: FlagValues, environment: Mapping[str, str]
-) -> nodes.NodeOptions:
+def _node_options(verb_flags: FlagValues, environment: Mapping[str, str]) -> nodes.NodeOptions:
     """From the flags, or from what srun sets."""
     step_hosts = environment.get("SLURM_STEP_NODELIST")
     place: dict[str, Any] = {
-        "--nodes": verb_flags.get(
-            "nodes", whole_number(environment.get("SLURM_NNODES", ""))
-        ),
+        "--nodes": verb_flags.get("nodes", whole_number(environment.get("SLURM_NNODES", ""))),
         "--node-rank": verb_flags.get(
             "node-rank", whole_number(environment.get("SLURM_NODEID", ""))
         ),
-        "--master": verb_flags.get(
-            "master", first_host(step_hosts) if step_hosts else None
-        ),
+        "--master": verb_flags.get("master", first_host(step_hosts) if step_hosts else None),
     }
     if missing := [name for name, value in place.items() if value is None]:
         raise UsageError(
@@ -312,9 +270,7 @@ def _node_options(
             next_step="give --nodes N --node-rank K --master ADDRESS[:PORT] on each node; under srun they are known",
         )
     if wrong := wrong_endpoint(place["--master"]):
-        raise UsageError(
-            f"--master: {wrong}", next_step="give --master ADDRESS or ADDRESS:PORT"
-        )
+        raise UsageError(f"--master: {wrong}", next_step="give --master ADDRESS or ADDRESS:PORT")
 
     address, port = split_endpoint(place["--master"])
     return nodes.NodeOptions(
@@ -386,25 +342,14 @@ def _show(verb_flags: FlagValues, result: DoctorResult) -> int:
     survey = result.survey
     if verb_flags.json:
         collectives = result.collectives
-        show(
-            as_json(
-                result.findings,
-                survey=survey,
-                facts=survey.facts,
-                collectives=collectives,
-            )
-        )
+        show(as_json(result.findings, survey=survey, facts=survey.facts, collectives=collectives))
     else:
-        notes = (
-            [] if result.collectives is None else [collectives_line(result.collectives)]
-        )
+        notes = [] if result.collectives is None else [collectives_line(result.collectives)]
         _report(result.findings, notes, survey)
     return result.exit_code
 
 
-def _report(
-    findings: Sequence[Finding], notes: list[str], survey: Survey | None = None
-) -> None:
+def _report(findings: Sequence[Finding], notes: list[str], survey: Survey | None = None) -> None:
     report(
         findings,
         survey=survey,

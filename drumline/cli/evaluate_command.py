@@ -61,9 +61,7 @@ them (--train.eval_batch_size, --dist.device, --task.NAME). It imports the task'
 def run(argv: Sequence[str]) -> int:
     flags = read_command("evaluate", argv, {"": OWN_FLAGS}, HELP, takes_settings=True)
     check_run_folder("evaluate", flags)
-    return run_on_ranks(
-        "evaluate", argv, flags, [flags.layer], partial(_run_rank, flags)
-    )
+    return run_on_ranks("evaluate", argv, flags, [flags.layer], partial(_run_rank, flags))
 
 
 def check_run_folder(verb: str, flags: Flags) -> None:
@@ -114,9 +112,7 @@ def with_saved_run(flags: Flags, work: Callable[[SavedRun, RunManager], None]) -
 def _print(result: dict[str, Any]) -> None:
     samples = plural(result["samples"], "sample")
     ranks = plural(result["world_size"], "rank")
-    lines = [
-        f"step {result['step']}: {samples} on {ranks} in {duration(result['seconds'])}"
-    ]
+    lines = [f"step {result['step']}: {samples} on {ranks} in {duration(result['seconds'])}"]
     lines += [
         f"  {name:<12} {metric_text(name, value)}"
         for name, value in metrics_of(result["metrics"]).items()

@@ -10,12 +10,7 @@ from pathlib import Path
 from drumline.base.errors import ExitCode, UsageError
 from drumline.base.startup import interruptible, loading
 from drumline.base.text import show_lines
-from drumline.cli.command_line import (
-    HELP_FLAG,
-    check_new,
-    check_run_is_named,
-    read_command,
-)
+from drumline.cli.command_line import HELP_FLAG, check_new, check_run_is_named, read_command
 from drumline.cli.evaluate_command import CHECKPOINT_FLAG
 from drumline.config import FlagTable, switch
 from drumline.runs.run_folder import find_run

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from drumline.cli.command_line import OUTPUT_FLAGS, read_command
-from drumline.cli.train_command import (
-    CONFIG_FLAG,
-    PROCS_FLAG,
-    run_on_ranks,
-    task_on_ranks,
-)
+from drumline.cli.train_command import CONFIG_FLAG, PROCS_FLAG, run_on_ranks, task_on_ranks
 from drumline.config import FlagTable, FlagValues
 from drumline.config.schema import Fraction
 
@@ -39,9 +34,7 @@ saved.
 
 def run(argv: Sequence[str]) -> int:
     """All mistakes in the command are reported before torch is imported."""
-    flags = read_command(
-        "find-batch", argv, {"": OWN_FLAGS}, USAGE, takes_settings=True
-    )
+    flags = read_command("find-batch", argv, {"": OWN_FLAGS}, USAGE, takes_settings=True)
     task, layers = task_on_ranks(flags)
 
     def run_rank() -> int:

@@ -8,12 +8,7 @@ from functools import partial
 
 from drumline.base.errors import UsageError
 from drumline.cli.command_line import OUTPUT_FLAGS, read_command
-from drumline.cli.train_command import (
-    CONFIG_FLAG,
-    PROCS_FLAG,
-    run_on_ranks,
-    task_on_ranks,
-)
+from drumline.cli.train_command import CONFIG_FLAG, PROCS_FLAG, run_on_ranks, task_on_ranks
 from drumline.config import FlagTable, FlagValues
 from drumline.config.schema import Count, Positive
 

@@ -13,12 +13,7 @@ from drumline.cli.command_line import show_json
 from drumline.config import FlagValues
 from drumline.config.schema import Config
 from drumline.tools.find.batch_search import BatchSearch, search_batch
-from drumline.tools.find.range_test import (
-    SAFETY,
-    RangeOptions,
-    RangeTest,
-    measure_range,
-)
+from drumline.tools.find.range_test import SAFETY, RangeOptions, RangeTest, measure_range
 from drumline.training.job.evaluation_job import with_local_data
 from drumline.training.manager import RunManager
 from drumline.training.memory.memory_plan import settle_mode
@@ -38,9 +33,7 @@ def find_lr(
     progress, note = _outputs(ddp)
 
     def on_step(number: int, rate: float, loss: float) -> None:
-        progress(
-            f"step {number + 1} of {options.steps}: rate {rate:.2g}, loss {loss:.4g}"
-        )
+        progress(f"step {number + 1} of {options.steps}: rate {rate:.2g}, loss {loss:.4g}")
 
     test = measure_range(config, task_class, ddp, options, note=note, on_step=on_step)
     progress("")
@@ -86,9 +79,7 @@ def range_table(test: RangeTest) -> Iterator[str]:
             mark = "  lowest"
         elif step == last and test.has_diverged:
             mark = "  diverged"
-        numbers = (
-            f"{test.rates[step]:>9.2e}  {test.losses[step]:>9.4g}  {smooth[step]:>9.4g}"
-        )
+        numbers = f"{test.rates[step]:>9.2e}  {test.losses[step]:>9.4g}  {smooth[step]:>9.4g}"
         yield f"{numbers}  {plot}{mark}"
 
 
@@ -138,9 +129,7 @@ def batch_table(search: BatchSearch) -> Iterator[str]:
         yield f"{row}  {memory_size(trial.memory)}" if search.measures_memory else row
 
 
-def describe_batch(
-    search: BatchSearch, margin: float, world_size: int
-) -> Iterator[str]:
+def describe_batch(search: BatchSearch, margin: float, world_size: int) -> Iterator[str]:
     chosen = search.chosen
     fastest = search.fastest
     count = math.ceil(search.limit / chosen.size)

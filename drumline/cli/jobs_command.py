@@ -53,18 +53,14 @@ ENDINGS: Mapping[int | None, str] = {
 
 def run(argv: Sequence[str]) -> int:
     table = {"over ssh": HOST_FLAGS, "output": OUTPUT_FLAGS}
-    flags = read_command(
-        "jobs", argv, table, HELP, ends_with=EXIT_CODES, max_positional=0
-    )
+    flags = read_command("jobs", argv, table, HELP, ends_with=EXIT_CODES, max_positional=0)
     answers = list_jobs(question(flags))
     by_name: dict[str, dict[str, JobRecord]] = defaultdict(dict)
     for host, records in answers.records.items():
         for record in records:
             by_name[record.name][host.address] = record
 
-    jobs = sorted(
-        by_name.values(), key=lambda nodes: -max(node.since for node in nodes.values())
-    )
+    jobs = sorted(by_name.values(), key=lambda nodes: -max(node.since for node in nodes.values()))
     if flags.values.json:
         show_json(jobs, indent=1)
     elif jobs:
@@ -84,9 +80,7 @@ def question(flags: Flags) -> Question:
     verb_flags = flags.values
     hosts: Sequence[Host] = [THIS_MACHINE]
     if "hosts" in verb_flags and "hostfile" in verb_flags:
-        raise UsageError(
-            "--hosts and --hostfile exclude each other: each lists the hosts"
-        )
+        raise UsageError("--hosts and --hostfile exclude each other: each lists the hosts")
     if "hosts" in verb_flags or "hostfile" in verb_flags:
         hosts = listed_hosts(verb_flags.hosts, verb_flags.hostfile)
 
@@ -101,11 +95,7 @@ def question(flags: Flags) -> Question:
 
 
 def read_job_command(
-    verb: str,
-    argv: Sequence[str],
-    flags_of_verb: FlagTable,
-    usage: str,
-    exit_codes: str,
+    verb: str, argv: Sequence[str], flags_of_verb: FlagTable, usage: str, exit_codes: str
 ) -> tuple[Flags, str]:
     """The flags, and the name of the job."""
     table = {"": {**flags_of_verb, **HELP_FLAG}, "over ssh": HOST_FLAGS}

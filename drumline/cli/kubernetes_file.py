@@ -59,11 +59,7 @@ OF_KUBERNETES: FlagTable = {
         "IMAGE",
         "The container image; it contains the code, and drumline for a task or with --nnodes.",
     ),
-    "name": (
-        str,
-        "NAME",
-        "The name of the job in the cluster [that of the task or script].",
-    ),
+    "name": (str, "NAME", "The name of the job in the cluster [that of the task or script]."),
     "namespace": (str, "NAME", "The namespace [kubectl's own]."),
     "queue": (str, "NAME", "The queue of Kueue in which the job waits."),
     "pvc": (
@@ -122,9 +118,7 @@ def wrong_for_kubernetes(verb_flags: FlagValues) -> Iterator[str]:
         for value in values if isinstance(values, list) else [values]:
             if not form.fullmatch(value):
                 yield f"--{name}: {value!r} is not {description}"
-    yield from wrong_claims(
-        claim for claim in verb_flags.get("pvc", []) if CLAIM.fullmatch(claim)
-    )
+    yield from wrong_claims(claim for claim in verb_flags.get("pvc", []) if CLAIM.fullmatch(claim))
     if isinstance(verb_flags.efa, bool):
         yield "--efa: needs the number of adapters of a pod, as in --efa 4"
     words = verb_flags.get("env", [])
@@ -182,9 +176,7 @@ def _job(request: LaunchRequest) -> KubernetesJob:
         grace_s=verb_flags.get("grace", GRACE_S),
         launcher_flags=[f"--{flag}={value}" for flag, value in flags.items()],
     )
-    if not job.has_launcher and (
-        unused := [flag for flag in _OF_LAUNCHER if flag in verb_flags]
-    ):
+    if not job.has_launcher and (unused := [flag for flag in _OF_LAUNCHER if flag in verb_flags]):
         raise UsageError(
             f"--{unused[0]}: the pods of a script run torchrun, which has no such flag",
             next_step="give --nnodes MIN: as well, with drumline in the image, or leave it out",
@@ -203,9 +195,7 @@ def apply(job: KubernetesJob, text: str) -> None:
 
     if job.has_secret:
         _create_secret(kubectl, job)
-    done = subprocess.run(
-        [kubectl, "apply", "-f", "-"], input=text, encoding="utf-8", check=False
-    )
+    done = subprocess.run([kubectl, "apply", "-f", "-"], input=text, encoding="utf-8", check=False)
     if done.returncode:
         raise PreflightError(
             f"kubectl refused the manifest (exit code {done.returncode}); its output is above",
@@ -216,16 +206,7 @@ def apply(job: KubernetesJob, text: str) -> None:
 def _create_secret(kubectl: str, job: KubernetesJob) -> None:
     """Unless it is there: pods of an earlier start may still use it. It is on no command line."""
     namespace = ["--namespace", job.namespace] if job.namespace else []
-    get = [
-        kubectl,
-        "get",
-        "secret",
-        job.secret,
-        *namespace,
-        "--ignore-not-found",
-        "-o",
-        "name",
-    ]
+    get = [kubectl, "get", "secret", job.secret, *namespace, "--ignore-not-found", "-o", "name"]
     answer = subprocess.run(get, stdout=subprocess.PIPE, encoding="utf-8", check=False)
     if answer.stdout.strip():
         return
@@ -237,9 +218,7 @@ def _create_secret(kubectl: str, job: KubernetesJob) -> None:
         "stringData": {"secret": new_secret()},
     }
     create = [kubectl, "create", *namespace, "-f", "-"]
-    done = subprocess.run(
-        create, input=json.dumps(secret), encoding="utf-8", check=False
-    )
+    done = subprocess.run(create, input=json.dumps(secret), encoding="utf-8", check=False)
     if done.returncode:
         raise PreflightError(
             f"kubectl could not create the secret {job.secret} (exit code {done.returncode}); its output is above",

@@ -22,12 +22,7 @@ from drumline.cli.launch_request import LaunchRequest, is_script, launch_folder
 from drumline.config import read_flags
 from drumline.launch.detached.commands import launch_detached
 from drumline.launch.env_file import EnvFile, read_env_file
-from drumline.launch.hosts import (
-    least_nodes,
-    listed_hosts,
-    spares_from_flag,
-    with_addresses,
-)
+from drumline.launch.hosts import least_nodes, listed_hosts, spares_from_flag, with_addresses
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import (
     DEFAULT_PORT,
@@ -85,15 +80,7 @@ REBOOT_S = 1800
 SETTINGS_COME_LATER = "a setting of the task goes after its name"
 # Flags that the launcher of each node gets as they are.
 _PASSED_ON = (
-    *(
-        "procs",
-        "max-restarts",
-        "grace",
-        "nnodes",
-        "join-timeout",
-        "last-call",
-        "lost-after",
-    ),
+    *("procs", "max-restarts", "grace", "nnodes", "join-timeout", "last-call", "lost-after"),
     *("watch", "on-hang", "hang-after", "prometheus"),
 )
 
@@ -101,9 +88,7 @@ _PASSED_ON = (
 def run(argv: Sequence[str], follow: Sequence[str] = ()) -> int:
     """All mistakes in the command are reported before torch is imported. `follow`: of the
     request."""
-    flags = read_flags(
-        argv, OWN_FLAGS, ends_at_name=True, no_settings=SETTINGS_COME_LATER
-    )
+    flags = read_flags(argv, OWN_FLAGS, ends_at_name=True, no_settings=SETTINGS_COME_LATER)
     show_help(flags, GROUPS, USAGE, EXIT_CODES)
     check_command("launch", [*wrong_flags(flags), *wrong_target(flags)])
     target, *arguments = flags.positional
@@ -133,13 +118,9 @@ def _with_profile(request: LaunchRequest, code: int) -> int:
 def _launch_here(request: LaunchRequest) -> int:
     """Launch the whole job, or one node of it, described by an --env-file or by flags."""
     verb_flags = request.flags
-    file = (
-        read_env_file(Path(verb_flags.env_file)) if "env-file" in verb_flags else None
-    )
+    file = read_env_file(Path(verb_flags.env_file)) if "env-file" in verb_flags else None
     node = _node(request, file)
-    program = request.program(
-        *(file.task_defaults(run_name(request.target)) if file else ())
-    )
+    program = request.program(*(file.task_defaults(run_name(request.target)) if file else ()))
     if verb_flags.print:
         _print_nodes(node, program, file.other_names if file else [])
         return ExitCode.SUCCESS
@@ -185,18 +166,10 @@ def _print_nodes(node: NodePlan, program: Program, variables: Sequence[str]) -> 
     if node.num_nodes == 1:
         show(shlex.join(torchrun_command(node, program)), is_data=True)
         return
-    show(
-        "# plain torchrun numbers nodes by their addresses; give each its own number of ranks"
-    )
+    show("# plain torchrun numbers nodes by their addresses; give each its own number of ranks")
     for rank in range(node.num_nodes):
-        planned = (
-            node
-            if rank == node.node_rank
-            else replace(node, node_rank=rank, address=None)
-        )
-        show(
-            f"# node {rank} of {node.num_nodes}{', this one' if planned is node else ''}"
-        )
+        planned = node if rank == node.node_rank else replace(node, node_rank=rank, address=None)
+        show(f"# node {rank} of {node.num_nodes}{', this one' if planned is node else ''}")
         show(shlex.join(torchrun_command(planned, program)), is_data=True)
 
 
@@ -210,9 +183,7 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
     program = request.program()
     least = least_nodes(verb_flags.nnodes, len(hosts), known_from="the list of hosts")
     node = request.completed(NodePlan(num_procs=verb_flags.procs, job=new_job()), least)
-    nodes = nodes_of_hosts(
-        hosts, verb_flags.get("port", DEFAULT_PORT), [node] * len(hosts)
-    )
+    nodes = nodes_of_hosts(hosts, verb_flags.get("port", DEFAULT_PORT), [node] * len(hosts))
     if verb_flags.print:
         for host, planned in zip(hosts, nodes, strict=True):
             show(f"# {host.name}")
@@ -247,8 +218,7 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
     if verb_flags.sync:
         all_hosts = [*hosts, *spares]
         print_message(
-            f"copying {job.cwd} to {plural(len(all_hosts), 'host')} with rsync",
-            stream=sys.stdout,
+            f"copying {job.cwd} to {plural(len(all_hosts), 'host')} with rsync", stream=sys.stdout
         )
         copy_code(job.cwd, job.client, all_hosts, verb_flags.get("exclude", []))
         print_message("the code is the same on all hosts", stream=sys.stdout)
@@ -268,9 +238,7 @@ def _submit_to_slurm(request: LaunchRequest) -> int:
     request.program()
     least_nodes(verb_flags.nnodes, verb_flags.get("nodes", 1), known_from="--nodes")
     name = verb_flags.job_name or request.name
-    python = verb_flags.python or (
-        "python3" if verb_flags.container else sys.executable
-    )
+    python = verb_flags.python or ("python3" if verb_flags.container else sys.executable)
     num_cpus = verb_flags.cpus
     num_ranks = verb_flags.procs or verb_flags.gpus
     if num_cpus is None and num_ranks and not sets_cores(verb_flags.sbatch):
@@ -302,20 +270,13 @@ def _submit_to_slurm(request: LaunchRequest) -> int:
 
 
 def _passed_on(request: LaunchRequest) -> list[str]:
-    return [
-        f"--{name}={request.flags[name]}"
-        for name in _PASSED_ON
-        if name in request.flags
-    ]
+    return [f"--{name}={request.flags[name]}" for name in _PASSED_ON if name in request.flags]
 
 
 def _run_as_node(request: LaunchRequest) -> int:
     """This process is the task of one node of an srun step."""
     verb_flags = request.flags
-    if (
-        not is_script(request.target)
-        and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
-    ):
+    if not is_script(request.target) and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0:
         # The command is the same after a requeue, where --fresh must not start over.
         request = replace(
             request, arguments=[word for word in request.arguments if word != "--fresh"]

@@ -20,14 +20,7 @@ from drumline.config.rules import (
     metrics_endpoint,
     profiled_steps,
 )
-from drumline.config.schema import (
-    Count,
-    CountOrZero,
-    NotNegative,
-    Port,
-    Positive,
-    SwitchOr,
-)
+from drumline.config.schema import Count, CountOrZero, NotNegative, Port, Positive, SwitchOr
 from drumline.launch.hosts import wrong_counts
 from drumline.launch.kubernetes import GRACE_S
 from drumline.launch.kubernetes import JOIN_TIMEOUT_S as PODS_JOIN_S
@@ -51,11 +44,7 @@ from drumline.launch.slurm import (
 from drumline.launch.ssh.hosts_job import NAMES, PREFIXES
 
 ANYWHERE: FlagTable = {
-    "procs": (
-        Count,
-        "N",
-        "Ranks of each node [one per GPU, or 1; with --kubernetes 1].",
-    ),
+    "procs": (Count, "N", "Ranks of each node [one per GPU, or 1; with --kubernetes 1]."),
     "max-restarts": (
         CountOrZero,
         "N",
@@ -73,9 +62,7 @@ ANYWHERE: FlagTable = {
         f"How long ranks may take to exit after a SIGTERM [{DEFAULT_GRACE_S:g}; in pods {GRACE_S:g}].",
     ),
     "print": (
-        Annotated[
-            bool | str, SwitchOr("skypilot | parallelcluster", "|".join(FORMATS))
-        ],
+        Annotated[bool | str, SwitchOr("skypilot | parallelcluster", "|".join(FORMATS))],
         "[skypilot | parallelcluster]",
         "Start nothing: show the torchrun line of each node, or the batch file; or write a file for SkyPilot or AWS "
         "ParallelCluster.",
@@ -161,9 +148,7 @@ OF_HOSTS: FlagTable = {
         f"{', '.join(PREFIXES)} are passed on anyway, and {', '.join(NAMES)}. "
         "In a manifest its values can be read: none of them may be secret.",
     ),
-    "sync": switch(
-        "First copy the current folder to the same path on every host, with rsync."
-    ),
+    "sync": switch("First copy the current folder to the same path on every host, with rsync."),
     "exclude": (
         REPEATED,
         "PATTERN",
@@ -183,11 +168,7 @@ BY_HAND: FlagTable = {
         "MASTER_PORT; optionally DDP_TIMEOUT_SECONDS, DATASET_DIR and OUTPUT_DIR; and any other variables for the "
         "ranks' environment.",
     ),
-    "node-rank": (
-        CountOrZero,
-        "K",
-        "The same without a file: this is node K of --nodes.",
-    ),
+    "node-rank": (CountOrZero, "K", "The same without a file: this is node K of --nodes."),
     "master": (
         str,
         "ADDR[:PORT]",
@@ -224,9 +205,7 @@ OF_NODES: FlagTable = {
     ),
 }
 OF_SLURM: FlagTable = {
-    "slurm": switch(
-        "Write a batch file and submit it with sbatch; with --print only show it."
-    ),
+    "slurm": switch("Write a batch file and submit it with sbatch; with --print only show it."),
     "partition": (str, "NAME", "The partition [the cluster's default]."),
     "time": (
         str,
@@ -235,27 +214,15 @@ OF_SLURM: FlagTable = {
     ),
     "account": (str, "NAME", "The account that is charged."),
     "qos": (str, "NAME", "The quality of service."),
-    "cpus": (
-        Count,
-        "N",
-        "Cores of each node [one for each rank of --procs or --gpus; pods 4].",
-    ),
+    "cpus": (Count, "N", "Cores of each node [one for each rank of --procs or --gpus; pods 4]."),
     "mem": (str, "SIZE", "Memory of each node, as in 64G [pods: 16Gi for each rank]."),
-    "job-name": (
-        str,
-        "NAME",
-        "The name of the job and of its log [that of the task or script].",
-    ),
+    "job-name": (str, "NAME", "The name of the job and of its log [that of the task or script]."),
     "signal-before": (
         Count,
         "S",
         f"How long before the time limit the run is asked to save [{SIGNAL_BEFORE_S} s].",
     ),
-    "max-requeues": (
-        CountOrZero,
-        "N",
-        f"How often a preempted job is requeued [{MAX_REQUEUES}].",
-    ),
+    "max-requeues": (CountOrZero, "N", f"How often a preempted job is requeued [{MAX_REQUEUES}]."),
     "sbatch": (
         str,
         "FLAGS",
@@ -322,11 +289,7 @@ BELONGS: Sequence[tuple[FlagTable, frozenset[str], str]] = (
     (OF_KUBERNETES, frozenset({"kubernetes"}), "needs --kubernetes"),
     (OF_FILES, frozenset({FILE}), "needs --print skypilot or --print parallelcluster"),
     (OF_SLURM, frozenset({"slurm"}), "needs --slurm"),
-    (
-        OF_CLUSTERS,
-        frozenset({"kubernetes", "slurm", FILE}),
-        "needs --kubernetes or --slurm",
-    ),
+    (OF_CLUSTERS, frozenset({"kubernetes", "slurm", FILE}), "needs --kubernetes or --slurm"),
     (BY_HAND, frozenset({"node-rank"}), "needs --node-rank"),
     (OF_NODES, frozenset({*WHERE, FILE}), "is for a job on several nodes"),
     (OF_HOSTS, frozenset({"hosts", "hostfile"}), "needs --hosts or --hostfile"),
@@ -393,9 +356,7 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
     for table, places, reason in BELONGS:
         if not places & where:
             own_names = [
-                name
-                for name in table
-                if name not in WHERE and where.isdisjoint(ALSO.get(name, ()))
+                name for name in table if name not in WHERE and where.isdisjoint(ALSO.get(name, ()))
             ]
             yield from misplaced(verb_flags, own_names, reason)
     if "env-file" in where and "procs" in verb_flags:
@@ -417,9 +378,7 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
             yield from misplaced(verb_flags, [name], f"needs --{needed}")
     for launcher, names in NOT_FOR.items():
         if is_given(launcher):
-            yield from (
-                f"--{name}: is not for --{launcher}" for name in filter(is_given, names)
-            )
+            yield from (f"--{name}: is not for --{launcher}" for name in filter(is_given, names))
 
 
 def _wrong_by_hand(verb_flags: FlagValues) -> Iterator[str]:
@@ -433,11 +392,7 @@ def _wrong_by_hand(verb_flags: FlagValues) -> Iterator[str]:
 
 
 def _wrong_for_slurm(verb_flags: FlagValues) -> Iterator[str]:
-    options = {
-        name: verb_flags[name]
-        for name in (*OF_SBATCH, "job-name")
-        if name in verb_flags
-    }
+    options = {name: verb_flags[name] for name in (*OF_SBATCH, "job-name") if name in verb_flags}
     yield from wrong_values(options)
     for name in ("sbatch", "srun-flags"):
         yield from wrong_flag_words(name, verb_flags.get(name, ""))

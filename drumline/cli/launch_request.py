@@ -14,24 +14,13 @@ from typing import Any
 
 from drumline.base.errors import ExitCode, UsageError
 from drumline.base.job_secret import secret_from
-from drumline.base.rank_environment import (
-    DEFAULT_ON_HANG,
-    LOST_AFTER_S,
-    RESTARTED,
-    ScriptWatch,
-)
+from drumline.base.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S, RESTARTED, ScriptWatch
 from drumline.base.text import print_message
 from drumline.cli import train_command
 from drumline.config import FlagValues, read_flags
 from drumline.launch.keep_going import needed_bytes, next_pause_s, wait_for_space
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
-from drumline.launch.node_plan import (
-    NodePlan,
-    Program,
-    Supervision,
-    default_restarts,
-    task_program,
-)
+from drumline.launch.node_plan import NodePlan, Program, Supervision, default_restarts, task_program
 from drumline.runs.run_folder import run_name
 
 
@@ -72,9 +61,7 @@ class LaunchRequest:
     def name(self) -> str:
         """For a cluster: `examples/own_loop.py` becomes `own-loop`, `tasks.py:MyTask` becomes
         `mytask`."""
-        base = (
-            Path(self.target).stem if is_script(self.target) else run_name(self.target)
-        )
+        base = Path(self.target).stem if is_script(self.target) else run_name(self.target)
         return re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")
 
     def program(self, *defaults: tuple[str, str | None]) -> Program:
@@ -111,9 +98,7 @@ class LaunchRequest:
         if "hostfile" in self.flags:
             hosts = ["--hostfile", str(Path(self.flags.hostfile).absolute())]
         names = [name for name in ("ssh", "python") if name in self.flags]
-        options = [
-            word for name in names for word in (f"--{name}", str(self.flags[name]))
-        ]
+        options = [word for name in names for word in (f"--{name}", str(self.flags[name]))]
         return ["drumline", "{verb}", "{job}", *hosts, *options]
 
     @cached_property
@@ -143,14 +128,8 @@ class LaunchRequest:
             "last-call": "last_call_s",
             "lost-after": "lost_after_s",
         }
-        timeouts = {
-            field: self.flags[name]
-            for name, field in fields.items()
-            if name in self.flags
-        }
-        return replace(
-            node, min_nodes=min_nodes, max_restarts=self.restarts(min_nodes), **timeouts
-        )
+        timeouts = {field: self.flags[name] for name, field in fields.items() if name in self.flags}
+        return replace(node, min_nodes=min_nodes, max_restarts=self.restarts(min_nodes), **timeouts)
 
     def script_watch(self, folder: Path) -> ScriptWatch | None:
         """The options of the watchdog over a script, whose diagnoses go to this folder; None: it is

@@ -23,11 +23,7 @@ WORLDS = (1, 2, 4, 8)
 USUAL_GPUS = ("l4", "a100-40gb", "l40s", "h100", "h200", "b200")
 RANKS_PER_NODE = 8
 OWN_FLAGS: FlagTable = {
-    "world": (
-        tuple[Count, ...],
-        "N[,N...]",
-        f"Numbers of ranks [{','.join(map(str, WORLDS))}].",
-    ),
+    "world": (tuple[Count, ...], "N[,N...]", f"Numbers of ranks [{','.join(map(str, WORLDS))}]."),
     "gpu": (
         tuple[str, ...],
         "NAME[,NAME...]",
@@ -49,14 +45,7 @@ Prints how much memory a rank of TASK needs on a GPU at the peak of a step, by m
 of ranks, and the cheapest mode that fits on each GPU. A step is taken with tensors that have sizes but no data: no GPU
 is needed, and hardly any memory. The settings are those of `drumline train TASK`. Nothing is saved.
 """
-PARTS = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "communication",
-    "total",
-)
+PARTS = ("parameters", "gradients", "optimizer", "activations", "communication", "total")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -71,15 +60,11 @@ def run(argv: Sequence[str]) -> int:
     config = resolve_task(task, task_class, layers)
     worlds = flags.values.get("world", WORLDS)
     per_node = flags.values.get("ranks-per-node", RANKS_PER_NODE)
-    plan = plan_memory(
-        config, task_class(config), worlds=worlds, ranks_per_node=per_node
-    )
+    plan = plan_memory(config, task_class(config), worlds=worlds, ranks_per_node=per_node)
     if flags.values.json:
         show_json(as_document(plan, gpus))
     else:
-        show_lines(
-            [*plan_table(plan), *recompute_lines(plan), "", *gpu_rows(plan, gpus)]
-        )
+        show_lines([*plan_table(plan), *recompute_lines(plan), "", *gpu_rows(plan, gpus)])
     return ExitCode.SUCCESS
 
 
@@ -140,14 +125,10 @@ def recompute_lines(plan: MemoryPlan) -> Iterator[str]:
 def gpu_rows(plan: MemoryPlan, gpus: Mapping[str, int]) -> Iterator[str]:
     """The cheapest mode for each GPU and number of ranks."""
     worlds = dict.fromkeys(rank.world_size for rank in plan.ranks)
-    yield _row(
-        "cheapest mode that fits", [plural(world_size, "rank") for world_size in worlds]
-    )
+    yield _row("cheapest mode that fits", [plural(world_size, "rank") for world_size in worlds])
     for name, memory in gpus.items():
         modes = cheapest_modes(plan, memory).values()
-        yield _row(
-            f"{name} ({memory_size(memory)})", [mode or "none" for mode in modes]
-        )
+        yield _row(f"{name} ({memory_size(memory)})", [mode or "none" for mode in modes])
 
 
 def _row(label: str, cells: Sequence[str]) -> str:

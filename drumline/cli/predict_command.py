@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 ENDINGS = (".jsonl", ".npy")
 OWN_FLAGS: FlagTable = {
-    "to": (
-        str,
-        "FILE",
-        "The file to write: .jsonl, or .npy for one array [JSON lines on stdout].",
-    ),
+    "to": (str, "FILE", "The file to write: .jsonl, or .npy for one array [JSON lines on stdout]."),
     **CHECKPOINT_FLAG,
     **RANK_FLAGS,
     "force": switch("Replace FILE if it exists."),
@@ -58,16 +54,13 @@ def run(argv: Sequence[str]) -> int:
         to = Path(flags.values.to)
         if to.suffix not in ENDINGS:
             raise UsageError(
-                f"{to} ends neither in .jsonl nor in .npy",
-                next_step=f"give --to {to.stem}.jsonl",
+                f"{to} ends neither in .jsonl nor in .npy", next_step=f"give --to {to.stem}.jsonl"
             )
         # A rank may see the file that rank 0 has begun to write.
         if topology_from(os.environ) is None:
             check_new(flags, to)
 
-    return run_on_ranks(
-        "predict", argv, flags, [flags.layer], partial(_run_rank, flags)
-    )
+    return run_on_ranks("predict", argv, flags, [flags.layer], partial(_run_rank, flags))
 
 
 def _run_rank(flags: Flags) -> int:
@@ -85,9 +78,7 @@ def _run_rank(flags: Flags) -> int:
     is_array = to is not None and to.suffix == ".npy"
 
     def work(saved: SavedRun, ddp: RunManager) -> None:
-        parts = predict_run(
-            saved, ddp, data, encode=as_array if is_array else as_lines_of_json
-        )
+        parts = predict_run(saved, ddp, data, encode=as_array if is_array else as_lines_of_json)
         if not ddp.is_main_process():
             for _ in parts:
                 pass

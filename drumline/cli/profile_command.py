@@ -45,20 +45,14 @@ from drumline.training.python_api import run_command
 WARM_UP = 10
 STEPS = 10
 OWN_FLAGS: FlagTable = {
-    "steps": (
-        Count,
-        "N",
-        f"How many steps to profile, after {WARM_UP} to warm up [{STEPS}].",
-    ),
+    "steps": (Count, "N", f"How many steps to profile, after {WARM_UP} to warm up [{STEPS}]."),
     "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]."),
     "doctor": (
         str,
         "FILE",
         "What `drumline doctor --collectives --json` printed, to compare bandwidths with.",
     ),
-    "try": switch(
-        "Run the task with each change that is proposed, and report what it brings."
-    ),
+    "try": switch("Run the task with each change that is proposed, and report what it brings."),
     **train_command.CONFIG_FLAG,
     "run": (str, "DIR", "The folder of the profile [runs/profile/NAME-TIME]."),
     **OUTPUT_FLAGS,
@@ -77,7 +71,9 @@ Traces of each rank, and of all ranks by one clock, are in DIR/profile; they ope
 """
 FIXED = ("train.steps", "train.epochs", "log.profile")
 OF_NEW = ("steps", "procs", "config", "run")
-NO_SETTINGS = "is a setting of a task; arguments of a script go after its name, a run folder takes none"
+NO_SETTINGS = (
+    "is a setting of a task; arguments of a script go after its name, a run folder takes none"
+)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -104,9 +100,7 @@ def run(argv: Sequence[str]) -> int:
     folder = Path(target)
     if not of_folder:
         name = folder.stem if of_script else run_name(target)
-        folder = Path(
-            flags.values.run or f"runs/profile/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        )
+        folder = Path(flags.values.run or f"runs/profile/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         if code := _profile(flags, folder, of_script=of_script):
             return code
         if not (folder / PROFILE_FOLDER).is_dir():
@@ -133,11 +127,7 @@ def _profile(flags: Flags, folder: Path, *, of_script: bool) -> int:
             *flags.positional,
         ]
     else:
-        changed = {
-            **QUIET,
-            "train.steps": WARM_UP + num_steps + 1,
-            "log.profile": steps,
-        }
+        changed = {**QUIET, "train.steps": WARM_UP + num_steps + 1, "log.profile": steps}
         words = [
             "train",
             *train_command.task_words(flags, changed),
@@ -149,9 +139,7 @@ def _profile(flags: Flags, folder: Path, *, of_script: bool) -> int:
     print_message(
         f"profiling {flags.positional[0]}: {plural(num_steps, 'step')}, traces in {folder}"
     )
-    return run_command(
-        words, own_variables(), sys.stderr if flags.values.json else None
-    )
+    return run_command(words, own_variables(), sys.stderr if flags.values.json else None)
 
 
 def _is_run(target: str) -> bool:

@@ -12,18 +12,11 @@ from drumline.report.profile.advice import advise
 from drumline.report.profile.bottleneck import Advice, what_to_change
 from drumline.report.profile.profile_words import words_of
 from drumline.runs.profile_files import where_to_look
-from drumline.runs.profile_result import (
-    PROFILE_FILE,
-    PROFILE_FOLDER,
-    ProfileResult,
-    read_profile,
-)
+from drumline.runs.profile_result import PROFILE_FILE, PROFILE_FOLDER, ProfileResult, read_profile
 from drumline.watch.status_file import read_step_times
 
 
-def profile_of(
-    folder: Path, *, network_bytes_per_s: float | None = None
-) -> ProfileResult:
+def profile_of(folder: Path, *, network_bytes_per_s: float | None = None) -> ProfileResult:
     """The profile, with what is known about all steps of the run by now; it is made again if
     bandwidths are to be compared, or there are only traces."""
     traces = folder / PROFILE_FOLDER

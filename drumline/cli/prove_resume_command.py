@@ -19,12 +19,7 @@ from drumline.base.text import print_message, show_lines
 from drumline.base.untrusted import make_own_folder
 from drumline.base.user_code import is_class_spec
 from drumline.cli import train_command
-from drumline.cli.command_line import (
-    HELP_FLAG,
-    check_command,
-    check_no_rank,
-    read_command,
-)
+from drumline.cli.command_line import HELP_FLAG, check_command, check_no_rank, read_command
 from drumline.config import PRESETS, Flags, FlagTable, read_layers
 from drumline.config.schema import Count, Seed
 from drumline.tools.prove.proof_plan import (
@@ -85,12 +80,7 @@ exit codes: 0 proved, 1 not proved, or a run failed, 2 wrong usage, 3 a run was 
 
 def run(argv: Sequence[str]) -> int:
     flags = read_command(
-        "prove-resume",
-        argv,
-        {"": OWN_FLAGS},
-        USAGE,
-        ends_with=EXIT_CODES,
-        takes_settings=True,
+        "prove-resume", argv, {"": OWN_FLAGS}, USAGE, ends_with=EXIT_CODES, takes_settings=True
     )
     check_no_rank("prove-resume")
     options, arguments, changes = _settle(flags)
@@ -195,11 +185,7 @@ def _folder(keep: str | None) -> Iterator[Path]:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
         if not isinstance(error, UsageError):
-            left = (
-                "its folder was removed"
-                if keep is None
-                else f"its folder is kept: {folder}"
-            )
+            left = "its folder was removed" if keep is None else f"its folder is kept: {folder}"
             with suppress(OSError):  # the terminal may be closed
                 print_message(f"interrupted; {left}")
         raise

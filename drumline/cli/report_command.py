@@ -40,9 +40,7 @@ OWN_FLAGS: FlagTable = {
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_command(
-        "report", argv, {"": OWN_FLAGS}, HELP, max_positional=len(argv)
-    )
+    flags = read_command("report", argv, {"": OWN_FLAGS}, HELP, max_positional=len(argv))
     check_run_is_named("report", flags)
     verb_flags = flags.values
     names = flags.positional
@@ -50,16 +48,13 @@ def run(argv: Sequence[str]) -> int:
     if verb_flags.live:
         if len(names) > 1 or verb_flags.to or not is_local:
             what = "--live serves one run folder, and writes no file"
-            raise UsageError(
-                what, next_step="give one RUN of this machine, and no --to"
-            )
+            raise UsageError(what, next_step="give one RUN of this machine, and no --to")
         return _serve(find_run(Path(names[0])))
     from drumline.report.page import REPORT_FILE, write_report
 
     with ExitStack() as stack:
         folders = [
-            _fetched(name, stack) if is_store_url(name) else find_run(Path(name))
-            for name in names
+            _fetched(name, stack) if is_store_url(name) else find_run(Path(name)) for name in names
         ]
         to = Path(REPORT_FILE)
         if verb_flags.to:
@@ -91,15 +86,12 @@ def _serve(folder: Path) -> int:
     reader = RunStatusReader(folder)
     if reader.read().has_ended:
         raise UsageError(
-            f"no job trains in {folder}",
-            next_step=f"write its report: drumline report {folder}",
+            f"no job trains in {folder}", next_step=f"write its report: drumline report {folder}"
         )
 
     def render() -> str:
         run = read_run(folder)
-        return render_page(
-            [run], refresh_s=REFRESH_S if run.state == "running" else None
-        )
+        return render_page([run], refresh_s=REFRESH_S if run.state == "running" else None)
 
     server = LiveServer(render)
     show_lines([f"live report: {server.url} (until the run ends, or Ctrl-C)"])

@@ -34,8 +34,7 @@ def run(argv: Sequence[str]) -> int:
     folder = Path(flags.positional[0] if flags.positional else "runs")
     if not folder.is_dir():
         raise UsageError(
-            f"there is no folder {folder}",
-            next_step="give the folder that the run folders are in",
+            f"there is no folder {folder}", next_step="give the folder that the run folders are in"
         )
 
     runs = list_runs(folder)
@@ -50,17 +49,13 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _cells(listed: ListedRun) -> tuple[str, ...]:
-    steps = f"{listed.step:,}" + (
-        f"/{listed.total_steps:,}" if listed.total_steps else ""
-    )
+    steps = f"{listed.step:,}" + (f"/{listed.total_steps:,}" if listed.total_steps else "")
     if listed.stopped is not None:
         steps += " (ended early)"
 
     # The loss is there anyway; what the task measures says more.
     names = sorted(listed.metrics, key=lambda name: name == "loss")[:MAX_METRICS]
-    result = ", ".join(
-        f"{name} {metric_text(name, listed.metrics[name])}" for name in names
-    )
+    result = ", ".join(f"{name} {metric_text(name, listed.metrics[name])}" for name in names)
     age = duration(max(0.0, time.time() - listed.changed))
     return (
         str(listed.run),

@@ -28,18 +28,8 @@ from drumline.report.scaling_plot import efficiency_lines, efficiency_svg
 from drumline.runs.profile_files import PROFILE_FOLDER
 from drumline.runs.profile_result import ProfileResult, read_profile
 from drumline.runs.run_folder import run_name
-from drumline.runs.scaling_result import (
-    Measurement,
-    Prediction,
-    ScaleOptions,
-    write_scaling,
-)
-from drumline.tools.scale.measure import (
-    MeasureOptions,
-    SizedRuns,
-    measure,
-    wrong_worlds,
-)
+from drumline.runs.scaling_result import Measurement, Prediction, ScaleOptions, write_scaling
+from drumline.tools.scale.measure import MeasureOptions, SizedRuns, measure, wrong_worlds
 from drumline.tools.scale.network_model import (
     INSIDE,
     NETWORKS,
@@ -52,11 +42,7 @@ from drumline.tools.scale.network_model import (
 )
 from drumline.tools.scale.prediction_check import check_predictions
 from drumline.tools.scale.scale_prediction import predict
-from drumline.tools.scale.scaling_words import (
-    check_lines,
-    measurement_lines,
-    prediction_lines,
-)
+from drumline.tools.scale.scaling_words import check_lines, measurement_lines, prediction_lines
 
 PREDICT_FLAGS: FlagTable = {
     "nodes": (tuple[Count, ...], "N[,N...]", "For these numbers of nodes [2,4,8]."),
@@ -75,16 +61,8 @@ PREDICT_FLAGS: FlagTable = {
     ),
     "bucket-cap-mb": (Positive, "MB", "With buckets of this size [as profiled]."),
     "accumulate": (Count, "N", "With so many micro-batches a step [as profiled]."),
-    "checkpoint-every": (
-        Count,
-        "STEPS",
-        "Steps from one checkpoint to the next [1000].",
-    ),
-    "checkpoint-pause-s": (
-        NotNegative,
-        "SECONDS",
-        "How long a checkpoint pauses training [0].",
-    ),
+    "checkpoint-every": (Count, "STEPS", "Steps from one checkpoint to the next [1000]."),
+    "checkpoint-pause-s": (NotNegative, "SECONDS", "How long a checkpoint pauses training [0]."),
     "mtbf-hours": (
         Positive,
         "HOURS",
@@ -92,11 +70,7 @@ PREDICT_FLAGS: FlagTable = {
     ),
     "restart-s": (NotNegative, "SECONDS", "From a failure to the next step [120]."),
     "price": (NotNegative, "AMOUNT", "What a node costs an hour, in any currency."),
-    "pays-above": (
-        Fraction,
-        "PART",
-        "What an added node must bring, as a part of a node [0.5].",
-    ),
+    "pays-above": (Fraction, "PART", "What an added node must bring, as a part of a node [0.5]."),
     **OUTPUT_FLAGS,
 }
 MEASURE_FLAGS: FlagTable = {
@@ -186,18 +160,12 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _keep(
-    folder: Path,
-    result: Prediction | Measurement,
-    lines: Iterable[str],
-    *,
-    is_json: bool,
+    folder: Path, result: Prediction | Measurement, lines: Iterable[str], *, is_json: bool
 ) -> int:
     """Write the document and its plot, and print it."""
     file = write_scaling(folder, result)
     plot = file.with_suffix(".svg")
-    replace_text(
-        plot, efficiency_svg(f"{result.task}: efficiency", efficiency_lines(result))
-    )
+    replace_text(plot, efficiency_svg(f"{result.task}: efficiency", efficiency_lines(result)))
     if is_json:
         show_json({**asdict(result), "file": file, "plot": plot})
     else:
@@ -211,24 +179,18 @@ def _predict(flags: Flags) -> int:
     path = Path(flags.positional[0])
     verb_flags = flags.values
     profile = read_profile(path)
-    values = {
-        field.name: getattr(verb_flags, field.name) for field in fields(ScaleOptions)
-    }
+    values = {field.name: getattr(verb_flags, field.name) for field in fields(ScaleOptions)}
     values = {name: value for name, value in values.items() if value is not None}
     per_node = max(1, profile.world_size // max(1, profile.num_nodes))
     options = ScaleOptions(**{"nodes": (2, 4, 8), "gpus_per_node": per_node, **values})
-    prediction = predict(
-        profile, _network_of(profile, verb_flags), options, source=str(path)
-    )
+    prediction = predict(profile, _network_of(profile, verb_flags), options, source=str(path))
     folder = path
     if not path.is_dir():
         folder = path.parent
         if folder.name == PROFILE_FOLDER:
             folder = folder.parent
 
-    return _keep(
-        folder, prediction, prediction_lines(prediction), is_json=bool(verb_flags.json)
-    )
+    return _keep(folder, prediction, prediction_lines(prediction), is_json=bool(verb_flags.json))
 
 
 def _network_of(profile: ProfileResult, verb_flags: FlagValues) -> Network:
@@ -257,9 +219,7 @@ def _measured_link(profile: ProfileResult, backend: str) -> Link:
             "the profile has no all-reduce between nodes, so its network is not known",
             next_step="give --network NAME, or a file from drumline doctor --hosts a,b --json",
         )
-    return link_from_points(
-        "measured", points, world_size=profile.world_size, backend=backend
-    )
+    return link_from_points("measured", points, world_size=profile.world_size, backend=backend)
 
 
 def _measure(flags: Flags) -> int:
@@ -294,21 +254,14 @@ def _measure(flags: Flags) -> int:
     )
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     measurement = measure(runs, cores=len(os.sched_getaffinity(0)), gpus=gpus)
-    return _keep(
-        folder,
-        measurement,
-        measurement_lines(measurement),
-        is_json=bool(verb_flags.json),
-    )
+    return _keep(folder, measurement, measurement_lines(measurement), is_json=bool(verb_flags.json))
 
 
 def _check(flags: Flags) -> int:
     check_run_is_named("scale check", flags)
     runs = [Path(name) for name in flags.positional]
     if missing := [run for run in runs if not run.is_dir()]:
-        raise UsageError(
-            f"there is no folder {missing[0]}", next_step="give run folders"
-        )
+        raise UsageError(f"there is no folder {missing[0]}", next_step="give run folders")
 
     checked = check_predictions(runs, network=flags.values.network)
     if flags.values.json:

@@ -13,9 +13,7 @@ usage: drumline stop JOB [--save] [--hosts A,B]
 
 Ends a detached job on all of its hosts, as Ctrl-C ends a launch: its ranks have --grace seconds to exit.
 """
-EXIT_CODES = (
-    "exit codes: 0 it has ended, 2 wrong usage, 3 a host of it is unreachable\n"
-)
+EXIT_CODES = "exit codes: 0 it has ended, 2 wrong usage, 3 a host of it is unreachable\n"
 OWN_FLAGS: FlagTable = {
     "save": switch("Save a checkpoint first, however long that takes (a task).")
 }

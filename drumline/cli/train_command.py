@@ -74,9 +74,7 @@ OWN_FLAGS: FlagTable = {
         f"How often --procs restarts ranks that hang, crash or are killed; they resume from the newest checkpoint "
         f"[{TASK_RESTARTS}]. A failure that a restart cannot fix is not retried.",
     ),
-    "fresh": switch(
-        "Start over: an earlier run in the folder is moved aside, not deleted."
-    ),
+    "fresh": switch("Start over: an earlier run in the folder is moved aside, not deleted."),
     "help": switch("Show this text; with a TASK, its defaults and its own settings."),
 }
 USAGE = (
@@ -129,12 +127,8 @@ def settle_before_torch(flags: Flags) -> tuple[str, Layers]:
     if task is None:
         problem = f"no TASK was given: one of {', '.join(PRESETS)}, or path/to/file.py:ClassName"
     elif task not in PRESETS and not is_class_spec(task):
-        hint = (
-            f"add the class, as in {task}:ClassName" if task.endswith(".py") else None
-        )
-        problem = (
-            f"{task!r}: there is no such task; {hint or did_you_mean(task, PRESETS)}"
-        )
+        hint = f"add the class, as in {task}:ClassName" if task.endswith(".py") else None
+        problem = f"{task!r}: there is no such task; {hint or did_you_mean(task, PRESETS)}"
     else:
         # The defaults of the user's own task are not known yet: its file imports torch.
         if is_class_spec(task):
@@ -150,18 +144,14 @@ def settle_before_torch(flags: Flags) -> tuple[str, Layers]:
     try:
         check_layers(layers)
     except ConfigError as error:
-        raise ConfigError(
-            [problem, *error.problems], next_step=error.next_step
-        ) from None
+        raise ConfigError([problem, *error.problems], next_step=error.next_step) from None
 
     raise ConfigError([problem], next_step="`drumline train --help` lists the tasks")
 
 
 def value_of(layers: Iterable[Layer], path: str) -> Any:
     """What the user gave for a setting; None: nothing."""
-    return next(
-        (layer.settings[path].value for layer in layers if path in layer.settings), None
-    )
+    return next((layer.settings[path].value for layer in layers if path in layer.settings), None)
 
 
 def check_metrics_extra(feature: str) -> None:
@@ -177,10 +167,7 @@ def task_words(flags: Flags, changed: Mapping[str, Any]) -> list[str]:
     return [
         *flags.positional,
         *file,
-        *(
-            f"--{path}={flag_text(value)}"
-            for path, value in {**settings, **changed}.items()
-        ),
+        *(f"--{path}={flag_text(value)}" for path, value in {**settings, **changed}.items()),
     ]
 
 
@@ -212,9 +199,7 @@ def run_on_ranks(
                     max_restarts = 0 if run is None else TASK_RESTARTS
                 folder = None if run is None else str(run)
                 program = Program((verb, *argv), is_task=True, run=folder)
-                return _start(
-                    NodePlan(num_procs=num_procs, max_restarts=max_restarts), program
-                )
+                return _start(NodePlan(num_procs=num_procs, max_restarts=max_restarts), program)
         use_private_cache()
         with loading():
             import drumline.cli.train_rank  # noqa: F401  # torch, and all that trains
@@ -264,11 +249,6 @@ def _help_of_own_task(spec: str) -> dict[str, Any]:
     task = load_task(spec)
     docs = task_docs(task)
     task_settings = {
-        path: (field, docs.get(path, ""))
-        for path, field in task_fields(task, Task).items()
+        path: (field, docs.get(path, "")) for path, field in task_fields(task, Task).items()
     }
-    return {
-        "task": task.__name__,
-        "task_defaults": task.defaults,
-        "task_settings": task_settings,
-    }
+    return {"task": task.__name__, "task_defaults": task.defaults, "task_settings": task_settings}

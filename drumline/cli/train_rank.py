@@ -34,9 +34,7 @@ from drumline.watch.heartbeat import Phase
 from drumline.watch.run_status import RunStatusReader
 
 
-def run_rank(
-    task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]
-) -> int:
+def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
     """Train as one rank of a group, or alone; returns the exit code."""
     process = TrainingProcess(task, folder=folder, fresh=fresh, argv=argv)
     try:
@@ -59,9 +57,7 @@ class TrainingProcess:
     clock: StartClock
     regrouping: Regrouping
 
-    def __init__(
-        self, task: str, *, folder: Path, fresh: bool, argv: Sequence[str]
-    ) -> None:
+    def __init__(self, task: str, *, folder: Path, fresh: bool, argv: Sequence[str]) -> None:
         self.task = task
         self.folder = folder
         self.fresh = fresh
@@ -77,9 +73,7 @@ class TrainingProcess:
         self.task_class = load_task(self.task)
         self.config = resolve_task(self.task, self.task_class, layers)
         self.clock = start_clock(os.environ, is_alone=self.topology is None)
-        self.regrouping = Regrouping(
-            live_nodes(self.topology, self.config, folder=self.folder)
-        )
+        self.regrouping = Regrouping(live_nodes(self.topology, self.config, folder=self.folder))
 
     def train_in_groups(self) -> ExitCode:
         """Until the run ends; the next group of nodes is another run of the same phases."""
@@ -93,9 +87,7 @@ class TrainingProcess:
             except (NodesChanged, Redirected, PreflightError, RuntimeError) as change:
                 live = self.regrouping.live
                 has_state = self.regrouping.kept_state is not None
-                if live is None or not live.continues_after(
-                    change, has_state=has_state
-                ):
+                if live is None or not live.continues_after(change, has_state=has_state):
                     raise
                 self._enter_next_group(change, live)
 
@@ -195,9 +187,7 @@ class TrainingProcess:
         return code
 
 
-def live_nodes(
-    topology: Topology | None, config: Config, *, folder: Path
-) -> LiveNodes | None:
+def live_nodes(topology: Topology | None, config: Config, *, folder: Path) -> LiveNodes | None:
     """None: a lost node restarts all. `folder`: of the run."""
     match config.dist.on_lost_node:
         case "restart":
@@ -208,9 +198,7 @@ def live_nodes(
             assert_never(config.dist.on_lost_node)
     if topology is None or topology.world_size == topology.local_world_size:
         return None
-    if topology.agent_hosts_store or (
-        topology.local_world_size > 1 and not topology.node_start
-    ):
+    if topology.agent_hosts_store or (topology.local_world_size > 1 and not topology.node_start):
         raise UsageError(
             "--dist.on_lost_node continue needs ranks that drumline launch has started: other launchers restart all of "
             "them, or do not tell one start of a node's ranks from the next",

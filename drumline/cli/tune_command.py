@@ -10,13 +10,7 @@ from pathlib import Path
 from drumline.base.errors import ExitCode, UsageError
 from drumline.base.text import join_names, show_lines
 from drumline.base.untrusted import open_regular
-from drumline.cli.command_line import (
-    HELP_FLAG,
-    check_command,
-    misplaced,
-    read_command,
-    show_json,
-)
+from drumline.cli.command_line import HELP_FLAG, check_command, misplaced, read_command, show_json
 from drumline.cli.doctor_command import (
     LISTS_OF_HOSTS,
     SSH_FLAGS,
@@ -92,8 +86,7 @@ def _wrong_flags(verb_flags: FlagValues, files: Sequence[str]) -> Iterator[str]:
             yield "--log: no FILE was given; - reads stdin"
     else:
         yield from (
-            f"{file!r}: unexpected argument; a log is given as --log FILE"
-            for file in files
+            f"{file!r}: unexpected argument; a log is given as --log FILE" for file in files
         )
 
 
@@ -104,9 +97,7 @@ def _tune(verb_flags: FlagValues) -> int:
     # The code and the data of a run do not matter here.
     settings = HostSettings(environment=dict(os.environ), run_folder=str(Path.cwd()))
     if lists_of_hosts(verb_flags):
-        result = check_hosts(
-            verb_flags, DoctorOptions(settings, with_collectives=False)
-        )
+        result = check_hosts(verb_flags, DoctorOptions(settings, with_collectives=False))
         show_step("")
         facts = result.survey.facts
         findings = [*tuning_findings(facts, result.survey), *result.findings]
@@ -116,9 +107,7 @@ def _tune(verb_flags: FlagValues) -> int:
         findings = [*tuning_findings(facts), *machine_findings(here)]
 
     problems = [
-        finding
-        for finding in findings
-        if finding.level == "problem" and finding.variable is None
+        finding for finding in findings if finding.level == "problem" and finding.variable is None
     ]
     tuned = tuned_variables(findings, facts)
     if verb_flags.json:
@@ -161,9 +150,7 @@ def _read_logs(files: Sequence[str], verb_flags: FlagValues) -> int:
                     log.read(file, name)
         except OSError as error:
             what = f"cannot read {name}: {error.strerror or error}"
-            raise UsageError(
-                what, next_step="give log files of NCCL, or - for stdin"
-            ) from error
+            raise UsageError(what, next_step="give log files of NCCL, or - for stdin") from error
 
     findings = log_findings(log)
     if not log.num_lines and not findings:

@@ -11,12 +11,7 @@ from typing import Any
 from drumline.base.errors import ExitCode
 from drumline.base.text import one_line, plural, show, show_progress
 from drumline.checkpoint.mirrored_run import opened_run
-from drumline.cli.command_line import (
-    OUTPUT_FLAGS,
-    check_run_is_named,
-    read_command,
-    show_json,
-)
+from drumline.cli.command_line import OUTPUT_FLAGS, check_run_is_named, read_command, show_json
 from drumline.report.verify.checkpoint_check import Progress
 from drumline.report.verify.run_check import RunReport, verify_run
 from drumline.runs.run_folder import find_run
@@ -45,23 +40,13 @@ exit codes: 0 no problems, 1 problems were found, 2 no such run folder
 
 def run(argv: Sequence[str]) -> int:
     flags = read_command(
-        "verify",
-        argv,
-        {"": OUTPUT_FLAGS},
-        HELP,
-        ends_with=EXIT_CODES,
-        max_positional=len(argv),
+        "verify", argv, {"": OUTPUT_FLAGS}, HELP, ends_with=EXIT_CODES, max_positional=len(argv)
     )
     check_run_is_named("verify", flags)
-    names = [
-        name if is_store_url(name) else find_run(Path(name))
-        for name in flags.positional
-    ]
+    names = [name if is_store_url(name) else find_run(Path(name)) for name in flags.positional]
     progress = show_progress if sys.stderr.isatty() else lambda text: None
     reports = [
-        _verify_mirror(name, progress)
-        if isinstance(name, str)
-        else verify_run(name, progress)
+        _verify_mirror(name, progress) if isinstance(name, str) else verify_run(name, progress)
         for name in names
     ]
     progress("")
@@ -84,9 +69,7 @@ def _verify_mirror(url: str, progress: Progress) -> RunReport:
 def _as_text(report: RunReport) -> str:
     lines = [str(report.run)]
     if report.job_at_work is not None:
-        lines.append(
-            f"  {report.job_at_work} is training in it: checked as far as it is written"
-        )
+        lines.append(f"  {report.job_at_work} is training in it: checked as far as it is written")
 
     lines += [f"  {section.name:<12} {section.summary}" for section in report.sections]
     lines += [f"  note: {note}" for note in report.notes]

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from drumline.base.errors import ExitCode
 from drumline.base.text import columns, is_read, make_console, one_line, show_lines
-from drumline.cli.command_line import (
-    HELP_FLAG,
-    check_run_is_named,
-    read_command,
-    show_json,
-)
+from drumline.cli.command_line import HELP_FLAG, check_run_is_named, read_command, show_json
 from drumline.config import FlagTable, switch
 from drumline.config.schema import Bounds
 from drumline.runs.run_folder import find_run
@@ -63,9 +58,7 @@ exit codes: 0 all is well, or the run has ended; 1 no job trains there, or, with
 """
 OWN_FLAGS: FlagTable = {
     "once": switch("Show all ranks once; the exit code says whether all is well."),
-    "running": switch(
-        "With --once: a run that has ended is not well, either: for probes."
-    ),
+    "running": switch("With --once: a run that has ended is not well, either: for probes."),
     "every": (
         Annotated[float, Bounds(low=0.1, high=86_400)],
         "S",
@@ -174,9 +167,7 @@ def follow_on_screen(reader: RunStatusReader, every_s: float) -> int:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             run = reader.read()
-            live.update(
-                render(run, width=console.width, height=console.height), refresh=True
-            )
+            live.update(render(run, width=console.width, height=console.height), refresh=True)
             if run.has_ended:
                 return _final_code(run)
             time.sleep(every_s)
@@ -211,6 +202,4 @@ def render(run: RunStatus, *, width: int, height: int) -> RenderableType:
         Text(line, style, no_wrap=True, overflow="ellipsis")
         for line, style in zip(table(rows), styles, strict=True)
     ]
-    return Group(
-        Text(one_line(summary_line(run.status)), "bold"), *lines, Text(), *below
-    )
+    return Group(Text(one_line(summary_line(run.status)), "bold"), *lines, Text(), *below)

@@ -30,9 +30,7 @@ CLUSTER_SECTION = "aws"
 def read_config_file(path: Path) -> Layer:
     """The settings in a TOML file; never raises, problems are kept in the layer."""
     try:
-        text = read_regular(path, most=TEXT_BYTES, follow_links=True).decode(
-            "utf-8-sig"
-        )
+        text = read_regular(path, most=TEXT_BYTES, follow_links=True).decode("utf-8-sig")
         document = parse_toml(text)
     except FileNotFoundError:
         problem = f"there is no such file (looked in {Path.cwd()})"
@@ -74,9 +72,7 @@ def _read_document(document: Mapping[str, Any], lines: _LineNumbers) -> Layer:
     return check_layer(settings, problems=problems)
 
 
-def _settings(
-    section: str, content: Mapping[str, Any], lines: _LineNumbers
-) -> Iterator[Setting]:
+def _settings(section: str, content: Mapping[str, Any], lines: _LineNumbers) -> Iterator[Setting]:
     """The settings of a section; those of a table inside it one by one, so that each has its own
     line."""
     for key, value in content.items():
@@ -84,9 +80,7 @@ def _settings(
         if isinstance(value, dict) and path in FIELDS and FIELDS[path].is_table:
             yield from _settings(path, value, lines)
         elif path in REMOVED:
-            for replacement, replacing_value in (
-                REMOVED[path].get(flag_text(value), {}).items()
-            ):
+            for replacement, replacing_value in REMOVED[path].get(flag_text(value), {}).items():
                 yield Setting(replacement, replacing_value, lines.of(path))
         else:
             yield Setting(path, value, lines.of(path))
@@ -105,9 +99,7 @@ class _LineNumbers:
                 section = _unquoted(header[1])
                 self.lines.setdefault(section, number)
             elif key := _KEY.match(line):
-                self.lines.setdefault(
-                    ".".join(filter(None, (section, _unquoted(key[1])))), number
-                )
+                self.lines.setdefault(".".join(filter(None, (section, _unquoted(key[1])))), number)
 
     def of(self, path: str) -> str:
         """`run.toml:3`; the line of the section for a key of an inline table."""
@@ -119,16 +111,10 @@ def _unquoted(key: str) -> str:
     return re.sub(r"[\"' \t]", "", key)
 
 
-def to_toml(
-    config: Config, *, header: str | None = None, left_out: Collection[str] = ()
-) -> str:
+def to_toml(config: Config, *, header: str | None = None, left_out: Collection[str] = ()) -> str:
     """The whole config but for the settings in `left_out`, in the order of the schema; `header`
     becomes a comment at the top."""
-    parts = (
-        ["\n".join(f"# {line}".rstrip() for line in header.splitlines())]
-        if header
-        else []
-    )
+    parts = ["\n".join(f"# {line}".rstrip() for line in header.splitlines())] if header else []
     for section in SECTIONS:
         values: dict[str, Any] = {}
         tables: dict[str, Mapping[str, Any]] = {}

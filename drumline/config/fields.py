@@ -64,8 +64,7 @@ def _fields_of_schema() -> Iterator[tuple[str, Field]]:
                 Field(
                     hints[field.name],
                     getattr(defaults, field.name),
-                    field.metadata.get("scope")
-                    or SECTION_SCOPES.get(section, EXPERIMENT),
+                    field.metadata.get("scope") or SECTION_SCOPES.get(section, EXPERIMENT),
                     field.metadata.get("other_names", ()),
                 ),
             )
@@ -80,9 +79,7 @@ TASK_SECTION = "task"
 UNKNOWN_TYPE: Any = object()
 """The type of such a setting until then."""
 
-OTHER_NAMES = {
-    name: path for path, field in FIELDS.items() for name in field.other_names
-}
+OTHER_NAMES = {name: path for path, field in FIELDS.items() for name in field.other_names}
 """The setting that each name of other tools means."""
 
 SWITCHES: Mapping[str, bool] = {
@@ -182,9 +179,7 @@ def from_value(annotation: Any, value: Any) -> Any:
     kind, arguments = _parts(annotation)
     if kind is Annotated and isinstance(arguments[1], OrClass):
         is_class = isinstance(value, str) and bool(re.search(r"[.:]", value))
-        return (
-            from_value(str, value) if is_class else _choice(arguments[1].choices, value)
-        )
+        return from_value(str, value) if is_class else _choice(arguments[1].choices, value)
     if form := _switch_form(annotation):
         return _switch_or_text(form, value)
     if kind is Annotated:
@@ -216,9 +211,7 @@ def flag_text(value: Any) -> str:
     """A value as a flag takes it."""
     if isinstance(value, list | tuple):
         return ",".join(map(flag_text, value))
-    return (
-        str(value).lower() if value is None or isinstance(value, bool) else str(value)
-    )
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def describe_type(annotation: Any) -> str:
@@ -238,16 +231,9 @@ def describe_type(annotation: Any) -> str:
         if get_origin(arguments[0]) is Literal:
             return f"some of {', '.join(get_args(arguments[0]))}"
         count = "" if arguments[1] is Ellipsis else f"{len(arguments)} "
-        return f"{count}{describe_type(arguments[0])}, with commas".replace(
-            "number", "numbers", 1
-        )
+        return f"{count}{describe_type(arguments[0])}, with commas".replace("number", "numbers", 1)
 
-    plain_kinds = {
-        int: "whole number",
-        float: "number",
-        bool: "true | false",
-        str: "text",
-    }
+    plain_kinds = {int: "whole number", float: "number", bool: "true | false", str: "text"}
     return plain_kinds.get(kind, "text, number or true | false")
 
 
@@ -282,9 +268,7 @@ def without_none(annotation: Any) -> Any:
     """The X of `X | None`; any other type as it is."""
     if not is_optional(annotation):
         return annotation
-    return next(
-        argument for argument in get_args(annotation) if argument is not NoneType
-    )
+    return next(argument for argument in get_args(annotation) if argument is not NoneType)
 
 
 def _read(annotation: Any, text: str) -> Any:
@@ -323,9 +307,7 @@ def _plain(kind: Any, value: Any) -> Any:
         )
 
     accepted, described = _PLAIN_KINDS[kind]
-    if not isinstance(value, accepted) or (
-        isinstance(value, bool) and kind is not bool
-    ):
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         # Text that could be parsed comes from a file or from Python: on a command line it would
         # have been parsed.
         is_quoted = isinstance(value, str) and not isinstance(_read(kind, value), str)
@@ -422,9 +404,7 @@ def task_fields(task: type[Any], base: type[Any]) -> dict[str, Field]:
             annotation = _evaluated(declared, cls)
             is_own = not name.startswith("_") and name not in taken
             if is_own and hasattr(task, name) and _is_setting_type(annotation):
-                fields[f"{TASK_SECTION}.{name}"] = Field(
-                    annotation, getattr(task, name)
-                )
+                fields[f"{TASK_SECTION}.{name}"] = Field(annotation, getattr(task, name))
     return fields
 
 

@@ -87,9 +87,7 @@ def check_layer(
     for setting in _options_apart(unchecked):
         try:
             settings[setting.path] = (
-                check(setting)
-                if check
-                else setting.coerced(_annotation(setting, besides))
+                check(setting) if check else setting.coerced(_annotation(setting, besides))
             )
         except Mismatch as mismatch:
             problems.append(str(mismatch))
@@ -121,14 +119,10 @@ def _options_apart(settings: Iterable[Setting]) -> Iterator[Setting]:
 def _annotation(setting: Setting, besides: Collection[str]) -> Any:
     annotation = annotation_of(setting.path)
     if annotation is None:
-        raise Mismatch(
-            f"{setting.name}: {unknown_setting(setting.path, besides=besides)}"
-        )
+        raise Mismatch(f"{setting.name}: {unknown_setting(setting.path, besides=besides)}")
     _, _, *option = setting.path.split(".", 2)
     if option and not option[0].isidentifier():
-        raise Mismatch(
-            f"{setting.name}: {option[0]!r} cannot be the name of a keyword argument"
-        )
+        raise Mismatch(f"{setting.name}: {option[0]!r} cannot be the name of a keyword argument")
     return annotation
 
 
@@ -184,9 +178,7 @@ def read_flags(
     rest is positional, unchanged. `no_settings`: for a verb that takes no settings of a run, the
     end of the message about one that is given.
     """
-    reader = _FlagReader(
-        list(argv), {name: kind for name, (kind, *_) in verb_flags.items()}
-    )
+    reader = _FlagReader(list(argv), {name: kind for name, (kind, *_) in verb_flags.items()})
     while reader.tokens and not (ends_at_name and not _is_flag(reader.tokens[0])):
         reader.take_one()
 
@@ -195,19 +187,14 @@ def read_flags(
         reader.positional = reader.tokens[1:] if has_separator else reader.tokens
         max_positional = len(reader.positional)
 
-    settings = [
-        setting for path, setting in reader.settings.items() if path not in verb_flags
-    ]
+    settings = [setting for path, setting in reader.settings.items() if path not in verb_flags]
     unexpected = reader.positional[max_positional:]
     problems = [
-        f"{token!r}: unexpected argument; a flag is given as --name value"
-        for token in unexpected
+        f"{token!r}: unexpected argument; a flag is given as --name value" for token in unexpected
     ]
     problems += reader.problems
     if no_settings is not None:
-        problems += [
-            _not_a_flag(setting, verb_flags, no_settings) for setting in settings
-        ]
+        problems += [_not_a_flag(setting, verb_flags, no_settings) for setting in settings]
         settings = []
 
     layer = check_layer(
@@ -220,9 +207,7 @@ def _not_a_flag(setting: Setting, verb_flags: FlagTable, no_settings: str) -> st
     if annotation_of(setting.path) is not None:
         return f"{setting.where}: {no_settings}"
     choices = [f"--{name}" for name in verb_flags]
-    return (
-        f"{setting.where}: unknown flag; {did_you_mean(f'--{setting.path}', choices)}"
-    )
+    return f"{setting.where}: unknown flag; {did_you_mean(f'--{setting.path}', choices)}"
 
 
 class _FlagReader:
@@ -264,9 +249,7 @@ class _FlagReader:
         following = self.tokens[0] if self.tokens else None
         annotation = self._type_of(path)
         if is_switch(annotation):
-            return (
-                self.tokens.pop(0) if is_switch(annotation, following or "") else "true"
-            )
+            return self.tokens.pop(0) if is_switch(annotation, following or "") else "true"
         if following is not None and not _is_flag(following):
             return self.tokens.pop(0)
         if annotation is None:
@@ -275,14 +258,10 @@ class _FlagReader:
             return True
         raise Mismatch(missing_value(flag, annotation))
 
-    def _check_can_be_turned_off(
-        self, flag: str, path: str, *, has_value: bool
-    ) -> None:
+    def _check_can_be_turned_off(self, flag: str, path: str, *, has_value: bool) -> None:
         annotation = self._type_of(path)
         if has_value:
-            raise Mismatch(
-                f"{flag}: takes no value; write --{path}=true or --{path}=false"
-            )
+            raise Mismatch(f"{flag}: takes no value; write --{path}=true or --{path}=false")
         if annotation not in (None, UNKNOWN_TYPE) and not is_switch(annotation):
             raise Mismatch(cannot_be_turned_off(flag, path, annotation))
 
@@ -313,8 +292,4 @@ def cannot_be_turned_off(flag: str, path: str, annotation: Any) -> str:
 
 
 def _is_flag(token: str) -> bool:
-    return (
-        token.startswith("-")
-        and token.strip("-") != ""
-        and not _NEGATIVE_NUMBER.match(token)
-    )
+    return token.startswith("-") and token.strip("-") != "" and not _NEGATIVE_NUMBER.match(token)

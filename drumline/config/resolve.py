@@ -41,18 +41,13 @@ from drumline.config.schema import Config
 
 DATASET_DIR = "DATASET_DIR"
 DEFAULTS = Layer(
-    {
-        path: Setting(path, field.default, SCHEMA_DEFAULT)
-        for path, field in FIELDS.items()
-    }
+    {path: Setting(path, field.default, SCHEMA_DEFAULT) for path, field in FIELDS.items()}
 )
 HOW_TO_DECLARE = (
     "a setting is an attribute of the class with a type and a default, such as `width: int = 64`; its type is int, "
     "float, bool, str, a Literal of texts, a tuple of one of them, or one of these | None"
 )
-NEXT_STEP = (
-    "`drumline train --help` lists every setting with its type, bounds and default"
-)
+NEXT_STEP = "`drumline train --help` lists every setting with its type, bounds and default"
 
 
 class Layers(NamedTuple):
@@ -70,9 +65,7 @@ def read_layers(
     all problems."""
     file = Layer({}) if config_file is None else read_config_file(Path(config_file))
     folder = environment.get(DATASET_DIR)  # an empty variable counts as not set
-    variables = (
-        [Setting("data.dir", folder, where=DATASET_DIR, is_text=True)] if folder else []
-    )
+    variables = [Setting("data.dir", folder, where=DATASET_DIR, is_text=True)] if folder else []
     return Layers(flags.layer, file, check_layer(variables))
 
 
@@ -92,14 +85,10 @@ def resolve(
     """Stage 2: the config of the run. `task` names the task in messages about its defaults;
     `task_fields`: its own settings."""
     task_layer = check_layer(
-        Setting(path, value, f"{task}.defaults")
-        for path, value in task_defaults.items()
+        Setting(path, value, f"{task}.defaults") for path, value in task_defaults.items()
     )
     field_defaults = Layer(
-        {
-            path: Setting(path, field.default, where=task)
-            for path, field in task_fields.items()
-        }
+        {path: Setting(path, field.default, where=task) for path, field in task_fields.items()}
     )
     strongest_first = [
         *(
@@ -115,9 +104,7 @@ def resolve(
     ]
     settled = _settle(strongest_first)
     _raise_problems(strongest_first, settled)
-    return _build(
-        settled, {name_in_task(path): settled[path].value for path in task_fields}
-    )
+    return _build(settled, {name_in_task(path): settled[path].value for path in task_fields})
 
 
 def _checked(setting: Setting, *, fields: Mapping[str, Field], task: str) -> Setting:
@@ -138,17 +125,13 @@ def _checked(setting: Setting, *, fields: Mapping[str, Field], task: str) -> Set
 
     if annotation is str and value == "":  # a user's own text may be empty
         return setting
-    return replace(setting, is_text=setting.is_text and value is not True).coerced(
-        annotation
-    )
+    return replace(setting, is_text=setting.is_text and value is not True).coerced(annotation)
 
 
 def _hint(path: str, fields: Mapping[str, Field], task: str) -> str:
     if not fields:
         return f"{task} has no settings of its own; {HOW_TO_DECLARE}"
-    if near := difflib.get_close_matches(
-        name_in_task(path), map(name_in_task, fields), n=1
-    ):
+    if near := difflib.get_close_matches(name_in_task(path), map(name_in_task, fields), n=1):
         return f"did you mean '{TASK_SECTION}.{near[0]}'?"
     return f"{task} has {', '.join(fields)}; {HOW_TO_DECLARE}"
 
@@ -157,8 +140,7 @@ def check_section(section: str, values: Any) -> None:
     """Check the values of a section that was made in Python."""
     where = type(values).__name__
     layer = check_layer(
-        Setting(f"{section}.{name}", value, where)
-        for name, value in vars(values).items()
+        Setting(f"{section}.{name}", value, where) for name, value in vars(values).items()
     )
     _raise_problems([layer], layer.settings)
 
@@ -166,17 +148,11 @@ def check_section(section: str, values: Any) -> None:
 def _settle(strongest_first: Iterable[Layer]) -> dict[str, Setting]:
     settled: dict[str, Setting] = {}
     for layer in strongest_first:
-        new = {
-            path: setting
-            for path, setting in layer.settings.items()
-            if path not in settled
-        }
+        new = {path: setting for path, setting in layer.settings.items() if path not in settled}
         settled |= new
         for path, excluded in EXCLUDED_BY.items():
             if path in new and new[path].value is not None:
-                settled.setdefault(
-                    excluded, Setting(excluded, None, where=f"{path} is set")
-                )
+                settled.setdefault(excluded, Setting(excluded, None, where=f"{path} is set"))
     return settled
 
 

@@ -16,7 +16,9 @@ from drumline.config.flags import Layer, Setting, evidence
 
 FIRST_PROFILED = 2
 MOST_PROFILED = 1000
-METRICS_FORM = "PORT or ADDRESS:PORT, with an IP address of this host: 9464, 10.0.0.5:9464, [::1]:9464"
+METRICS_FORM = (
+    "PORT or ADDRESS:PORT, with an IP address of this host: 9464, 10.0.0.5:9464, [::1]:9464"
+)
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,7 @@ class Rule:
 
     @property
     def fields(self) -> list[str]:
-        return [
-            name.replace("_", ".", 1)
-            for name in inspect.signature(self.is_broken).parameters
-        ]
+        return [name.replace("_", ".", 1) for name in inspect.signature(self.is_broken).parameters]
 
 
 class BrokenRule(NamedTuple):
@@ -47,15 +46,9 @@ def profiled_steps(text: str) -> range | None:
     """The steps of `log.profile`; None: the text is not `FIRST:LAST`, or the first steps, which
     warm up, are in it."""
     first, colon, last = text.partition(":")
-    is_number = all(
-        part.isascii() and part.isdigit() and len(part) < 10 for part in (first, last)
-    )
+    is_number = all(part.isascii() and part.isdigit() and len(part) < 10 for part in (first, last))
     steps = range(int(first), int(last)) if colon and is_number else range(0)
-    return (
-        steps
-        if steps.start >= FIRST_PROFILED and 0 < len(steps) <= MOST_PROFILED
-        else None
-    )
+    return steps if steps.start >= FIRST_PROFILED and 0 < len(steps) <= MOST_PROFILED else None
 
 
 def metrics_endpoint(text: str) -> tuple[str, int] | None:
@@ -67,9 +60,7 @@ def metrics_endpoint(text: str) -> tuple[str, int] | None:
         ipaddress.ip_address(address)
     except ValueError:
         return None
-    is_port = (
-        port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16
-    )
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16
     return (address, int(port)) if is_port else None
 
 
@@ -77,9 +68,7 @@ def sync_interval(text: str) -> int | None:
     """The steps between two rounds of `dist.sync`; 0: it is `step`; None: it has none of its
     forms."""
     kind, _, steps = text.partition(":")
-    is_number = (
-        steps.isascii() and steps.isdigit() and len(steps) < 10 and int(steps) > 0
-    )
+    is_number = steps.isascii() and steps.isdigit() and len(steps) < 10 and int(steps) > 0
     if kind in ("local", "diloco") and is_number:
         return int(steps)
     return 0 if text == "step" else None
@@ -101,10 +90,7 @@ EXCLUSIVE_PAIRS = (
 )
 """Two settings for one thing. The one from the layer with the higher precedence replaces the
 other."""
-EXCLUDED_BY = {
-    **dict(EXCLUSIVE_PAIRS),
-    **{second: first for first, second in EXCLUSIVE_PAIRS},
-}
+EXCLUDED_BY = {**dict(EXCLUSIVE_PAIRS), **{second: first for first, second in EXCLUSIVE_PAIRS}}
 """By each setting of a pair: the one that it replaces."""
 WEB_ADDRESS = re.compile(r"https?://(\[[^]]+\]|[^][/:@?#]+)(:\d+)?([/?#]|$)")
 RULES = (
@@ -121,9 +107,7 @@ RULES = (
         "--train.batch_size 32 or --train.batch_size_per_rank 32",
     ),
     Rule(
-        lambda train_exact, dist_sync_batchnorm: (
-            train_exact == "elastic" and dist_sync_batchnorm
-        ),
+        lambda train_exact, dist_sync_batchnorm: train_exact == "elastic" and dist_sync_batchnorm,
         "in the elastic mode batch statistics belong to the shard, not to the ranks",
         "--no-dist.sync_batchnorm or --train.exact world",
     ),
@@ -140,24 +124,18 @@ RULES = (
         "--dist.comm none or --train.exact world",
     ),
     Rule(
-        lambda dist_comm, train_precision: (
-            dist_comm == "powersgd" and train_precision == "fp16"
-        ),
+        lambda dist_comm, train_precision: dist_comm == "powersgd" and train_precision == "fp16",
         "powersgd adds what one step leaves out to the next, and fp16's loss scale may change in between; use bf16",
         "--train.precision bf16 or --dist.comm bf16",
     ),
     Rule(
-        lambda dist_comm, train_on_nan: (
-            dist_comm == "powersgd" and train_on_nan == "skip"
-        ),
+        lambda dist_comm, train_on_nan: dist_comm == "powersgd" and train_on_nan == "skip",
         "powersgd carries a gradient that is not finite on into all later steps, so skipping one does not help; "
         "give --train.on_nan stop",
         "--train.on_nan stop or --dist.comm bf16",
     ),
     Rule(
-        lambda dist_sync, train_exact: (
-            has_rounds(dist_sync) and train_exact == "elastic"
-        ),
+        lambda dist_sync, train_exact: has_rounds(dist_sync) and train_exact == "elastic",
         "the elastic mode adds up the gradients of every step: it needs --dist.sync step",
         "--dist.sync step or --train.exact world",
     ),
@@ -174,25 +152,19 @@ RULES = (
         "--dist.sync_within node or --no-dist.sync_batchnorm",
     ),
     Rule(
-        lambda dist_sync, data_balance: (
-            has_rounds(dist_sync) and data_balance == "auto"
-        ),
+        lambda dist_sync, data_balance: has_rounds(dist_sync) and data_balance == "auto",
         "in a round every replica counts the same, however many samples it has had: it needs --data.balance off",
         "--data.balance off or --dist.sync step",
     ),
     Rule(
-        lambda dist_sync, checkpoint_writers: (
-            has_rounds(dist_sync) and checkpoint_writers != "one"
-        ),
+        lambda dist_sync, checkpoint_writers: has_rounds(dist_sync) and checkpoint_writers != "one",
         "every replica has an optimizer state of its own, and rank 0 writes all of them: it needs "
         "--checkpoint.writers one",
         "--checkpoint.writers one or --dist.sync step",
     ),
     Rule(
         lambda dist_on_lost_node, dist_sync, dist_mode: (
-            dist_on_lost_node == "continue"
-            and dist_sync == "step"
-            and dist_mode != "hsdp"
+            dist_on_lost_node == "continue" and dist_sync == "step" and dist_mode != "hsdp"
         ),
         "the others can continue without a node only if each node has a whole replica: it needs --dist.sync local:H"
         " or diloco:H, or --dist.mode hsdp",
@@ -245,9 +217,7 @@ RULES = (
         "--optim.name adamw or --dist.mode ddp",
     ),
     Rule(
-        lambda dist_shard_ranks, dist_mode: (
-            dist_shard_ranks is not None and dist_mode != "hsdp"
-        ),
+        lambda dist_shard_ranks, dist_mode: dist_shard_ranks is not None and dist_mode != "hsdp",
         "dist.shard_ranks sets the groups of --dist.mode hsdp",
         "--dist.mode hsdp or --dist.shard_ranks none",
     ),
@@ -259,23 +229,17 @@ RULES = (
         "--train.precision bf16 or --dist.shard_dtype fp32",
     ),
     Rule(
-        lambda dist_shard_dtype, dist_mode: (
-            dist_shard_dtype == "bf16" and dist_mode == "ddp"
-        ),
+        lambda dist_shard_dtype, dist_mode: dist_shard_dtype == "bf16" and dist_mode == "ddp",
         "ddp gathers no parameters; give --dist.comm bf16 to send its gradients in bf16",
         "--dist.shard_dtype fp32 or --dist.mode fsdp",
     ),
     Rule(
-        lambda dist_offload_optimizer, dist_mode: (
-            dist_offload_optimizer and dist_mode == "ddp"
-        ),
+        lambda dist_offload_optimizer, dist_mode: dist_offload_optimizer and dist_mode == "ddp",
         "ddp keeps its optimizer beside the model; give --dist.mode zero1, fsdp or hsdp",
         "--dist.mode fsdp or --no-dist.offload_optimizer",
     ),
     Rule(
-        lambda dist_offload_optimizer, dist_device: (
-            dist_offload_optimizer and dist_device == "cpu"
-        ),
+        lambda dist_offload_optimizer, dist_device: dist_offload_optimizer and dist_device == "cpu",
         "on the CPU the optimizer is in the host's memory already",
         "--no-dist.offload_optimizer or --dist.device cuda",
     ),
@@ -299,9 +263,7 @@ RULES = (
         "--train.step eager or --train.exact world",
     ),
     Rule(
-        lambda train_step, train_deterministic: (
-            train_step == "auto" and train_deterministic
-        ),
+        lambda train_step, train_deterministic: train_step == "auto" and train_deterministic,
         "auto chooses by measured time, so its choice may differ between runs; with --train.deterministic name one",
         "--train.step eager or --no-train.deterministic",
     ),
@@ -313,9 +275,7 @@ RULES = (
         "--train.step eager or --dist.device cuda",
     ),
     Rule(
-        lambda data_balance, train_exact: (
-            data_balance == "auto" and train_exact == "elastic"
-        ),
+        lambda data_balance, train_exact: data_balance == "auto" and train_exact == "elastic",
         "the elastic mode has shards of fixed sizes; it needs --data.balance off",
         "--data.balance off or --train.exact world",
     ),
@@ -327,16 +287,12 @@ RULES = (
         "--train.step eager or --data.balance off",
     ),
     Rule(
-        lambda data_balance, dist_sync_batchnorm: (
-            data_balance == "auto" and dist_sync_batchnorm
-        ),
+        lambda data_balance, dist_sync_batchnorm: data_balance == "auto" and dist_sync_batchnorm,
         "synchronized BatchNorm waits for the other ranks in every forward pass, so a rank has no measurable speed",
         "--data.balance off or --no-dist.sync_batchnorm",
     ),
     Rule(
-        lambda data_balance, train_deterministic: (
-            data_balance == "auto" and train_deterministic
-        ),
+        lambda data_balance, train_deterministic: data_balance == "auto" and train_deterministic,
         "shards by speed follow measured times, so their sizes may differ between runs",
         "--data.balance off or --no-train.deterministic",
     ),
@@ -368,16 +324,12 @@ RULES = (
         "--no-optim.nesterov or --optim.momentum 0.9",
     ),
     Rule(
-        lambda dist_backend, dist_device: (
-            dist_backend == "nccl" and dist_device == "cpu"
-        ),
+        lambda dist_backend, dist_device: dist_backend == "nccl" and dist_device == "cpu",
         "NCCL works between GPUs only; give --dist.backend gloo (or auto) for the CPU",
         "--dist.backend gloo or --dist.device cuda",
     ),
     Rule(
-        lambda dist_sync_batchnorm, dist_device: (
-            dist_sync_batchnorm and dist_device == "cpu"
-        ),
+        lambda dist_sync_batchnorm, dist_device: dist_sync_batchnorm and dist_device == "cpu",
         "torch has no synchronized BatchNorm for the CPU",
         "--no-dist.sync_batchnorm or --dist.device cuda",
     ),
@@ -389,9 +341,7 @@ RULES = (
         "--no-dist.static_graph or --no-dist.find_unused_parameters",
     ),
     Rule(
-        lambda checkpoint_mirror: (
-            checkpoint_mirror is not None and "://" not in checkpoint_mirror
-        ),
+        lambda checkpoint_mirror: checkpoint_mirror is not None and "://" not in checkpoint_mirror,
         "the mirror is an address such as s3://bucket/prefix; that of a folder is file:///path",
         "--checkpoint.mirror s3://bucket/prefix or --checkpoint.mirror none",
     ),
@@ -403,10 +353,7 @@ RULES = (
             f"--{field} s3://bucket/prefix",
         )
         for field, is_broken in (
-            (
-                "checkpoint.mirror",
-                lambda checkpoint_mirror: has_credentials(checkpoint_mirror),
-            ),
+            ("checkpoint.mirror", lambda checkpoint_mirror: has_credentials(checkpoint_mirror)),
             ("data.dir", lambda data_dir: has_credentials(data_dir)),
         )
     ),
@@ -419,8 +366,7 @@ RULES = (
     ),
     Rule(
         lambda train_accumulate, train_batch_size_per_rank: (
-            train_batch_size_per_rank is not None
-            and train_accumulate > train_batch_size_per_rank
+            train_batch_size_per_rank is not None and train_accumulate > train_batch_size_per_rank
         ),
         "a rank's batch cannot be cut into more micro-batches than it has samples",
         lambda _, batch: f"--train.accumulate {batch}",
@@ -458,9 +404,7 @@ RULES = (
             0 < (sync_interval(dist_sync) or 0) < dist_sync_overlap * dist_sync_parts
         ),
         "a part must have arrived before the next one is sent: dist.sync_overlap is at most H / dist.sync_parts",
-        lambda sync, parts, _: (
-            f"--dist.sync_overlap {(sync_interval(sync) or 0) // parts}"
-        ),
+        lambda sync, parts, _: f"--dist.sync_overlap {(sync_interval(sync) or 0) // parts}",
     ),
     Rule(
         lambda optim_warmup_steps, train_steps: (
@@ -495,16 +439,13 @@ RULES = (
     ),
     Rule(
         lambda watch_notice: (
-            watch_notice is not None
-            and bool(re.search(r"\.py(?!:[^\W\d]\w*$)(:|$)", watch_notice))
+            watch_notice is not None and bool(re.search(r"\.py(?!:[^\W\d]\w*$)(:|$)", watch_notice))
         ),
         "the function is missing: write path/to/file.py:function",
         lambda notice: f"--watch.notice {notice.partition('.py')[0]}.py:function",
     ),
     Rule(
-        lambda log_profile: (
-            log_profile is not None and profiled_steps(log_profile) is None
-        ),
+        lambda log_profile: log_profile is not None and profiled_steps(log_profile) is None,
         f"log.profile is FIRST:LAST, as in 10:20, with FIRST at least {FIRST_PROFILED} and at most {MOST_PROFILED:,} "
         "steps",
         "--log.profile 10:20",
@@ -517,18 +458,14 @@ RULES = (
         "--log.prometheus 9464",
     ),
     Rule(
-        lambda log_prometheus, watch_sidecar: (
-            log_prometheus is not None and watch_sidecar == "off"
-        ),
+        lambda log_prometheus, watch_sidecar: log_prometheus is not None and watch_sidecar == "off",
         "the sidecar serves the metrics, so that they are there when a rank hangs",
         "--watch.sidecar auto or --log.prometheus none",
     ),
 )
 
 
-def pairs_given_together(
-    strongest_first: Iterable[Layer],
-) -> dict[tuple[str, str], BrokenRule]:
+def pairs_given_together(strongest_first: Iterable[Layer]) -> dict[tuple[str, str], BrokenRule]:
     """The exclusive pairs of which one layer sets both, unless a layer before it has decided about
     one of them."""
     decided: set[str] = set()
@@ -541,9 +478,7 @@ def pairs_given_together(
             if all(setting.value is not None for setting in settings):
                 names = " and ".join(pair)
                 problem = f"{names} exclude each other, give one of them: {evidence(settings)}"
-                broken[pair] = BrokenRule(
-                    problem, " or ".join(f"--{path} none" for path in pair)
-                )
+                broken[pair] = BrokenRule(problem, " or ".join(f"--{path} none" for path in pair))
         decided |= layer.settings.keys()
 
     return broken

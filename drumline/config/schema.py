@@ -39,20 +39,14 @@ BUILT_IN = SettingScope(of_built_ins=True)
 SAME_RESULT = SettingScope(changes_result=False, changes_finished_run=False)
 LATER_STEPS = SettingScope(changes_finished_run=False)
 MACHINE = SettingScope(
-    per_machine=True,
-    changes_result=False,
-    changes_finished_run=False,
-    may_differ_across_ranks=True,
+    per_machine=True, changes_result=False, changes_finished_run=False, may_differ_across_ranks=True
 )
 SECTION_SCOPES = {"checkpoint": SAME_RESULT, "watch": SAME_RESULT, "log": SAME_RESULT}
 """The scope of a field with a plain default in these sections."""
 
 
 def setting(
-    default: Any,
-    scope: SettingScope | None = None,
-    *,
-    other_names: tuple[str, ...] = (),
+    default: Any, scope: SettingScope | None = None, *, other_names: tuple[str, ...] = ()
 ) -> Any:
     """A field with this default, and with a scope of its own. `other_names`: those of other tools,
     if they are spelt too differently to be recognized."""
@@ -98,9 +92,7 @@ class SwitchOr:
     """Further words for true and false."""
 
 
-EVERY = SwitchOr(
-    "none | full | every:N", r"every:[1-9]\d{0,8}", {"full": True, "none": False}
-)
+EVERY = SwitchOr("none | full | every:N", r"every:[1-9]\d{0,8}", {"full": True, "none": False})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,9 +235,7 @@ class TrainConfig:
     """Use it instead of `train.batch_size`: samples of one optimizer step on each rank. The global
     batch then follows from the number of ranks that the run begins with; a resume on a different
     number of ranks does not change it."""
-    accumulate: Count = setting(
-        1, other_names=("grad_accum", "gradient_accumulation_steps")
-    )
+    accumulate: Count = setting(1, other_names=("grad_accum", "gradient_accumulation_steps"))
     """Micro-batches into which each rank splits its part of the batch; gradients are synchronized
     once per step."""
     micro_batch_size: Count | None = None

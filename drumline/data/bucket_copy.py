@@ -61,9 +61,7 @@ class BucketCopy:
 
     @property
     def _place(self) -> Path:
-        words = re.sub(r"[^A-Za-z0-9]+", "-", self.url.partition("://")[2])[-60:].strip(
-            "-"
-        )
+        words = re.sub(r"[^A-Za-z0-9]+", "-", self.url.partition("://")[2])[-60:].strip("-")
         return self.cache / f"{words}-{blake3(self.url.encode()).hexdigest(8)}"
 
     def update(self) -> None:
@@ -75,9 +73,7 @@ class BucketCopy:
         except StoreError as error:
             if error.may_pass:  # a restart may help
                 raise
-            raise DataError(
-                f"data.dir: {error.what}", next_step=error.next_step
-            ) from error
+            raise DataError(f"data.dir: {error.what}", next_step=error.next_step) from error
         except OSError as error:
             what = f"data.dir: {self.url} cannot be copied to {self._place}: {error.strerror}"
             raise DataError(
@@ -96,9 +92,7 @@ class BucketCopy:
         record = self._record()
         shared_names = [name for name in objects if name in record]
         record = {
-            name: record[name]
-            for name in shared_names
-            if self._is_here(name, record, objects)
+            name: record[name] for name in shared_names if self._is_here(name, record, objects)
         }
         self._remove_others(objects)
 
@@ -156,11 +150,7 @@ class BucketCopy:
         """Whether the file is the one that was fetched, and the object has not changed since."""
         size, tag, checksum, written_at = record[name]
         path = self.folder / name
-        if (
-            (size, tag) != objects[name]
-            or not path.is_file()
-            or path.stat().st_size != size
-        ):
+        if (size, tag) != objects[name] or not path.is_file() or path.stat().st_size != size:
             return False
         if path.stat().st_mtime_ns == written_at:
             return True

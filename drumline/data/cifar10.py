@@ -20,13 +20,7 @@ from drumline.base.untrusted import read_regular
 from drumline.data.dataset import Split
 from drumline.data.images import ImageArrays, Preparation
 
-_TRAIN_FILES = (
-    "data_batch_1",
-    "data_batch_2",
-    "data_batch_3",
-    "data_batch_4",
-    "data_batch_5",
-)
+_TRAIN_FILES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")
 _EVAL_FILES = ("test_batch",)
 _PIXELS = 3 * 32 * 32
 _PYTHON_FOLDER = "cifar-10-batches-py"
@@ -44,36 +38,9 @@ _TEXTS = ("SHORT_BINSTRING", "BINSTRING")
 _OPCODES = {
     *_INTEGERS,
     *_TEXTS,
-    *(
-        "PROTO",
-        "STOP",
-        "MARK",
-        "GLOBAL",
-        "REDUCE",
-        "BUILD",
-        "NONE",
-        "NEWTRUE",
-        "NEWFALSE",
-    ),
-    *(
-        "BINPUT",
-        "LONG_BINPUT",
-        "BINGET",
-        "LONG_BINGET",
-        "EMPTY_LIST",
-        "APPEND",
-        "APPENDS",
-    ),
-    *(
-        "EMPTY_DICT",
-        "SETITEM",
-        "SETITEMS",
-        "EMPTY_TUPLE",
-        "TUPLE",
-        "TUPLE1",
-        "TUPLE2",
-        "TUPLE3",
-    ),
+    *("PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "BUILD", "NONE", "NEWTRUE", "NEWFALSE"),
+    *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "EMPTY_LIST", "APPEND", "APPENDS"),
+    *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
 }
 _NAMES = ("numpy ndarray", "numpy dtype", "numpy.core.multiarray _reconstruct")
 
@@ -83,9 +50,7 @@ def cifar10(*, split: Split, dir: str | None, augment: bool) -> ImageArrays:
     folder of its files, or the one above. Augmentation: the usual crop with a border of 4 pixels,
     and mirroring."""
     if dir is None:
-        raise DataError(
-            "cifar10 needs --data.dir, which is not set", next_step=_NEXT_STEP
-        )
+        raise DataError("cifar10 needs --data.dir, which is not set", next_step=_NEXT_STEP)
     folder, suffix = _find_cifar10(Path(dir))
     names = _TRAIN_FILES if split == "train" else _EVAL_FILES
     parts = [_read_batch(folder / f"{name}{suffix}") for name in names]
@@ -109,8 +74,7 @@ def _find_cifar10(folder: Path) -> tuple[Path, str]:
     for candidate in (folder, folder / _PYTHON_FOLDER, folder / _BINARY_FOLDER):
         for suffix in ("", ".bin"):
             if any(
-                (candidate / f"{name}{suffix}").is_file()
-                for name in (*_TRAIN_FILES, *_EVAL_FILES)
+                (candidate / f"{name}{suffix}").is_file() for name in (*_TRAIN_FILES, *_EVAL_FILES)
             ):
                 return candidate, suffix
     raise DataError(
@@ -123,8 +87,7 @@ def _find_cifar10(folder: Path) -> tuple[Path, str]:
 def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     if not path.is_file():
         raise DataError(
-            f"{path} is missing; other files of CIFAR-10 are there",
-            next_step=_NEXT_STEP,
+            f"{path} is missing; other files of CIFAR-10 are there", next_step=_NEXT_STEP
         )
     if path.suffix == ".bin":
         size = path.stat().st_size
@@ -138,9 +101,7 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     else:
         images, labels = read_python_batch(path)
     if not (labels.min() >= 0 and labels.max() < 10):
-        raise _malformed(
-            path, f"labels from 0 to 9, found {labels.min()} to {labels.max()}"
-        )
+        raise _malformed(path, f"labels from 0 to 9, found {labels.min()} to {labels.max()}")
     return images, labels
 
 
@@ -152,9 +113,7 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
     is_fortran = False
     labels: list[int] = []
     try:
-        program = pickletools.genops(
-            read_regular(path, most=MAX_BYTES, follow_links=True)
-        )
+        program = pickletools.genops(read_regular(path, most=MAX_BYTES, follow_links=True))
         argument: Any
         for count, (opcode, argument, _) in enumerate(program):
             if count == MAX_OPCODES:
@@ -162,9 +121,7 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
             if opcode.name not in _OPCODES:
                 raise _refused(path, f"uses the pickle opcode {opcode.name}")
             if opcode.name == "GLOBAL" and argument not in _NAMES:
-                raise _refused(
-                    path, f"asks for {'.'.join(argument.rsplit(' ', 1))[:200]}"
-                )
+                raise _refused(path, f"asks for {'.'.join(argument.rsplit(' ', 1))[:200]}")
             if opcode.name in _TEXTS:
                 name = argument
                 pixels = max(pixels, argument, key=len)
@@ -185,9 +142,7 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
     count, remainder = divmod(len(pixels), _PIXELS)
     if remainder or not 0 < count == len(labels):
         sizes = f"{len(pixels):,} bytes of pixels and {len(labels):,} labels"
-        raise _malformed(
-            path, f"images of {_PIXELS} bytes with a label each, found {sizes}"
-        )
+        raise _malformed(path, f"images of {_PIXELS} bytes with a label each, found {sizes}")
     images = np.frombuffer(pixels.encode("latin-1"), dtype=np.uint8)
     return images.reshape(count, _PIXELS, order="F" if is_fortran else "C"), numbers
 

@@ -92,10 +92,7 @@ class TwoPartDataset(ABC):
 def is_in_two_parts(dataset: object) -> bool:
     """Whether its batches may be gathered on the host and finished on the device. Not if a subclass
     overrides `batch`, which then defines its batches."""
-    return (
-        isinstance(dataset, TwoPartDataset)
-        and type(dataset).batch is TwoPartDataset.batch
-    )
+    return isinstance(dataset, TwoPartDataset) and type(dataset).batch is TwoPartDataset.batch
 
 
 def makes_batches(dataset: object) -> bool:
@@ -122,8 +119,7 @@ def checked_length(dataset: Any) -> int:
     length = len(dataset)
     if length == 0:
         raise DataError(
-            f"the dataset {name} is empty",
-            next_step="check the path and the split it reads",
+            f"the dataset {name} is empty", next_step="check the path and the split it reads"
         )
     return length
 
@@ -138,10 +134,7 @@ def is_stream(dataset: object) -> bool:
 
 def is_resumable(stream: object) -> bool:
     """Whether a stream keeps its own position, and can be set back to it."""
-    return all(
-        callable(getattr(stream, name, None))
-        for name in ("state_dict", "load_state_dict")
-    )
+    return all(callable(getattr(stream, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def check_stream(stream: object) -> None:
@@ -161,15 +154,10 @@ def check_stream(stream: object) -> None:
 
 def _has_getitem(dataset: object) -> bool:
     # torch's Dataset has a __getitem__ that only raises, so its existence proves nothing.
-    return (
-        getattr(type(dataset), "__getitem__", Dataset.__getitem__)
-        is not Dataset.__getitem__
-    )
+    return getattr(type(dataset), "__getitem__", Dataset.__getitem__) is not Dataset.__getitem__
 
 
-def gather_rows(
-    array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool = False
-) -> Tensor:
+def gather_rows(array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
     """The rows at these indices, in a single copy, from an array in memory or mapped from a file.
     `pinned`: in page-locked memory, which torch reuses when the copy to the device is done."""
     if not (pinned or _sends_rows()):
@@ -177,9 +165,7 @@ def gather_rows(
         # by strides.
         return torch.from_numpy(array.take(indices, axis=0))
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(array)):
-        raise IndexError(
-            f"rows from {indices.min()} to {indices.max()} of {len(array)}"
-        )
+        raise IndexError(f"rows from {indices.min()} to {indices.max()} of {len(array)}")
 
     kind = torch.from_numpy(np.empty(0, dtype=array.dtype)).dtype
     rows = empty_rows((len(indices), *array.shape[1:]), kind, pinned=pinned)
@@ -243,23 +229,17 @@ class BatchMaker(Dataset[Any]):
     def __getitem__(self, request: BatchRequest) -> Any:
         indices = np.arange(request.low, request.high, dtype=np.int64)
         if request.shuffled:
-            indices = permute(
-                indices, length=self.length, seed=self._seed, epoch=request.epoch
-            )
+            indices = permute(indices, length=self.length, seed=self._seed, epoch=request.epoch)
         draws = Draws(self._seed, request.epoch, indices)
         draws_of_batch = draws if request.shuffled else None
 
         if self.defers_finish:
             choices = self.dataset.choose(draws_of_batch)
-            return PartialBatch(
-                self.dataset.gather(indices, pinned=self._pinned), choices
-            )
+            return PartialBatch(self.dataset.gather(indices, pinned=self._pinned), choices)
         if self._makes_batches:
             return self.dataset.batch(indices, draws_of_batch)
         if self._has_tensors:  # what reading and collating its samples would give
-            return [
-                tensor[torch.from_numpy(indices)] for tensor in self.dataset.tensors
-            ]
+            return [tensor[torch.from_numpy(indices)] for tensor in self.dataset.tensors]
 
         with restored_generators():
             seeds = draws.bits(1, stream=_SAMPLE_SEEDS)[:, 0].tolist()
@@ -275,9 +255,7 @@ class BatchMaker(Dataset[Any]):
         try:
             return self.dataset[index]
         except Exception as error:
-            error.add_note(
-                f"while reading sample {index} of {type(self.dataset).__name__}"
-            )
+            error.add_note(f"while reading sample {index} of {type(self.dataset).__name__}")
             raise
 
 
@@ -314,9 +292,7 @@ def fingerprint(dataset: Any) -> str:
         kind = "resumable stream" if is_resumable(dataset) else "stream"
         return f"a {kind}, {type(dataset).__qualname__}"
     maker = BatchMaker(dataset, seed=0, collate=lambda samples: samples)
-    spread = np.linspace(
-        0, maker.length - 1, num=min(_NUM_COMPARED, maker.length)
-    ).astype(np.int64)
+    spread = np.linspace(0, maker.length - 1, num=min(_NUM_COMPARED, maker.length)).astype(np.int64)
     digest = hashlib.blake2b(digest_size=8)
     for index in spread.tolist():
         request = BatchRequest(0, index, index + 1, shuffled=False)
@@ -340,15 +316,7 @@ def _content(value: Any) -> Iterator[bytes]:
     """The parts that are hashed, in order."""
     if isinstance(value, torch.Tensor):
         yield f"{value.dtype} {list(value.shape)}".encode()
-        yield (
-            value.detach()
-            .cpu()
-            .contiguous()
-            .flatten()
-            .view(torch.uint8)
-            .numpy()
-            .tobytes()
-        )
+        yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     elif isinstance(value, np.ndarray) and value.dtype.kind != "O":
         yield f"{value.dtype.str} {list(value.shape)}".encode()
         yield value.tobytes()

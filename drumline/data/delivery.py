@@ -111,9 +111,7 @@ class BatchProducer:
     that started them.
     """
 
-    def __init__(
-        self, maker: Dataset[Any], options: LoadingOptions, device: torch.device
-    ) -> None:
+    def __init__(self, maker: Dataset[Any], options: LoadingOptions, device: torch.device) -> None:
         self.is_persistent = options.workers == 0 or options.persistent_workers
         self._maker = maker
         self._pin_memory = options.pin_memory and device.type == "cuda"
@@ -207,9 +205,7 @@ class _ForkedWorker(ForkProcess):
                 child = Popen(process_obj)
                 # The last child is always kept: if it sleeps every time, this race is not the
                 # reason.
-                if attempt == FORK_ATTEMPTS or _has_left_fork(
-                    child.pid, process_obj._ready[0]
-                ):
+                if attempt == FORK_ATTEMPTS or _has_left_fork(child.pid, process_obj._ready[0]):
                     return child
             finally:
                 for end in process_obj._ready:
@@ -272,9 +268,7 @@ def _with_dead_workers_named(iterator: Any) -> Iterator[Any]:
         dead = [process for process in processes if process.exitcode]
         if not dead:
             raise
-        names = ", ".join(
-            f"{process.pid} (exit code {process.exitcode})" for process in dead
-        )
+        names = ", ".join(f"{process.pid} (exit code {process.exitcode})" for process in dead)
         raise TrainingError(
             f"DataLoader worker {names} died",
             next_step="look for 'out of memory' in the kernel log (dmesg); use fewer workers or smaller batches",
@@ -347,9 +341,7 @@ class Delivery:
         return sent.batch
 
 
-def prefetch(
-    made: Iterator[Any], send: Callable[[Any], Any], *, count: int
-) -> Iterator[Any]:
+def prefetch(made: Iterator[Any], send: Callable[[Any], Any], *, count: int) -> Iterator[Any]:
     """`send(batch)` for each batch, `count` batches ahead of the one that is taken. An error ends
     the sequence, and is raised when its own batch is due."""
     waiting: deque[Any] = deque()
@@ -369,9 +361,7 @@ def prefetch(
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch on the device. Copies from pinned memory do not wait for the device."""
-    return map_leaves(
-        batch, lambda leaf: leaf.to(device, non_blocking=True), method="to"
-    )
+    return map_leaves(batch, lambda leaf: leaf.to(device, non_blocking=True), method="to")
 
 
 def pin(batch: Any) -> Any:
@@ -393,9 +383,7 @@ def can_change_streams(batch: Any) -> bool:
         return all(map(can_change_streams, batch.values()))
     if isinstance(batch, tuple | list):
         return all(map(can_change_streams, batch))
-    return batch is None or isinstance(
-        batch, str | bytes | Number | np.generic | np.ndarray
-    )
+    return batch is None or isinstance(batch, str | bytes | Number | np.generic | np.ndarray)
 
 
 def leaves(batch: Any) -> list[Any]:
@@ -412,14 +400,9 @@ def map_leaves(batch: Any, move: Callable[[Any], Any], *, method: str) -> Any:
         return move(batch)
     if isinstance(batch, tuple | list):
         values = (map_leaves(value, move, method=method) for value in batch)
-        return (
-            type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
-        )
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     if isinstance(batch, Mapping):
-        return {
-            name: map_leaves(value, move, method=method)
-            for name, value in batch.items()
-        }
+        return {name: map_leaves(value, move, method=method) for name, value in batch.items()}
     return batch
 
 
@@ -439,9 +422,7 @@ def make_resident(
         return dataset, workers
     name = type(dataset).__name__
     if not is_in_two_parts(dataset):
-        reason = (
-            "is a stream" if is_stream(dataset) else "is not a drumline.TwoPartDataset"
-        )
+        reason = "is a stream" if is_stream(dataset) else "is not a drumline.TwoPartDataset"
         raise UsageError(
             f"the data cannot stay on {device}: {name} {reason}",
             next_step="leave --data.resident out, or derive the dataset from drumline.TwoPartDataset",
@@ -457,9 +438,7 @@ def make_resident(
         )
 
     if workers and warns:
-        log.warning(
-            f"the data stays on {device}, so its {workers} workers are not started"
-        )
+        log.warning(f"the data stays on {device}, so its {workers} workers are not started")
     resident = ResidentDataset(dataset, device)
     torch.cuda.synchronize(device)  # other streams read it
     return resident, 0
@@ -499,9 +478,7 @@ class ResidentDataset(TwoPartDataset):
         def pick(leaf: Tensor) -> Tensor:
             return leaf.index_select(0, rows)
 
-        return self._dataset.finish(
-            map_leaves(self._rows, pick, method="index_select"), choices
-        )
+        return self._dataset.finish(map_leaves(self._rows, pick, method="index_select"), choices)
 
 
 def _num_bytes(rows: Any) -> int:

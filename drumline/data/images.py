@@ -26,17 +26,7 @@ from drumline.data.dataset import Split, TwoPartDataset, empty_rows, gather_rows
 from drumline.data.sharding import Draws
 
 _DIGITS = Path(__file__).with_name("files") / "digits.npz"
-_IMAGE_ENDINGS = {
-    ".png",
-    ".jpg",
-    ".jpeg",
-    ".bmp",
-    ".gif",
-    ".ppm",
-    ".tif",
-    ".tiff",
-    ".webp",
-}
+_IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp"}
 _SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
     "eval": ("eval", "val", "test"),
@@ -88,9 +78,7 @@ class ImageDataset(TwoPartDataset):
             flip=self._prepare.flip,
         )
 
-    def finish(
-        self, rows: LabelledImages, choices: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def finish(self, rows: LabelledImages, choices: Tensor | None) -> tuple[Tensor, Tensor]:
         images = rows.images
         prepare = self._prepare
         if choices is not None:
@@ -110,18 +98,14 @@ class ImageArrays(ImageDataset):
         prepare: Preparation,
     ) -> None:
         _, channels, height, width = images.shape
-        super().__init__(
-            (channels, height, width), num_classes=num_classes, prepare=prepare
-        )
+        super().__init__((channels, height, width), num_classes=num_classes, prepare=prepare)
         self._images = images
         self._labels = labels
 
     def __len__(self) -> int:
         return len(self._images)
 
-    def gather(
-        self, indices: NDArray[np.int64], *, pinned: bool = False
-    ) -> LabelledImages:
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> LabelledImages:
         return LabelledImages(
             gather_rows(self._images, indices, pinned=pinned),
             gather_rows(self._labels, indices, pinned=pinned),
@@ -161,9 +145,7 @@ def crop(images: Tensor, offsets: Tensor, *, padding: int, flip: bool) -> Tensor
     return runs.index_select(0, rows.view(-1)).view(count, channels, height, width)
 
 
-def normalize(
-    images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]
-) -> Tensor:
+def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Bytes as float32, minus the mean of their channel, divided by its standard deviation."""
     middle, spread = _on_device(mean, std, images.device)
     return torch.sub(images, middle).div_(spread)
@@ -174,9 +156,7 @@ def normalize(
 def _rows_of_a_crop(padded: Shape, height: int, device: torch.device) -> Tensor:
     """From the corner of a crop to the start of each of its rows, channel by channel."""
     channels, tall, wide = padded
-    starts = (
-        np.arange(channels)[:, np.newaxis] * (tall * wide) + np.arange(height) * wide
-    )
+    starts = np.arange(channels)[:, np.newaxis] * (tall * wide) + np.arange(height) * wide
     return torch.from_numpy(starts.reshape(-1)).to(device)
 
 
@@ -210,20 +190,15 @@ class ImageFolder(ImageDataset):
     classes are numbered in the order of their names. Images are decoded when they are needed: give
     this one DataLoader workers."""
 
-    def __init__(
-        self, *, split: Split, dir: str | None, augment: bool, image_size: int
-    ) -> None:
+    def __init__(self, *, split: Split, dir: str | None, augment: bool, image_size: int) -> None:
         if importlib.util.find_spec("PIL") is None:
             raise MissingExtraError("the image_folder dataset", extra="images")
         if dir is None:
             raise DataError(
-                "image_folder needs --data.dir, which is not set",
-                next_step=_FOLDER_NEXT_STEP,
+                "image_folder needs --data.dir, which is not set", next_step=_FOLDER_NEXT_STEP
             )
         self.classes = _class_names(_split_folder(Path(dir), "train"))
-        self._paths, self._labels = _list_images(
-            _split_folder(Path(dir), split), self.classes
-        )
+        self._paths, self._labels = _list_images(_split_folder(Path(dir), split), self.classes)
         self._image_size = image_size
 
         # The usual statistics of photographs, and the crop of CIFAR-10 in proportion: a border of
@@ -242,9 +217,7 @@ class ImageFolder(ImageDataset):
     def __len__(self) -> int:
         return len(self._paths)
 
-    def gather(
-        self, indices: NDArray[np.int64], *, pinned: bool = False
-    ) -> LabelledImages:
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> LabelledImages:
         images = empty_rows((len(indices), *self._shape), torch.uint8, pinned=pinned)
         for row, index in zip(images.numpy(), indices.tolist(), strict=True):
             row[:] = _decode(self._paths[index], self._image_size)
@@ -268,15 +241,12 @@ def _class_names(folder: Path) -> list[str]:
     names = sorted(name for name in folders if not name.startswith("."))
     if not names:
         raise DataError(
-            f"{folder} holds no folders: expected one for each class",
-            next_step=_FOLDER_NEXT_STEP,
+            f"{folder} holds no folders: expected one for each class", next_step=_FOLDER_NEXT_STEP
         )
     return names
 
 
-def _list_images(
-    folder: Path, classes: list[str]
-) -> tuple[list[Path], NDArray[np.int64]]:
+def _list_images(folder: Path, classes: list[str]) -> tuple[list[Path], NDArray[np.int64]]:
     """The path and the label of each image."""
     paths: list[Path] = []
     labels: list[int] = []

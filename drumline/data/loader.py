@@ -206,16 +206,12 @@ class Loader(ABC):
     def __iter__(self) -> Iterator[Any]:
         """The batches from the cursor to the end of its epoch; iterate again for the next epoch."""
         self._refuse_shards()
-        return observed(
-            self._batches_of_steps(), self.observer, steps_done=lambda: self.steps_done
-        )
+        return observed(self._batches_of_steps(), self.observer, steps_done=lambda: self.steps_done)
 
     def _batches_of_steps(self) -> Iterator[Any]:
         for step in self.steps():
             for micro in step.micro_batches:
-                self.scale = (
-                    self.sharding.world_size * micro.size / step.plan.global_size
-                )
+                self.scale = self.sharding.world_size * micro.size / step.plan.global_size
                 self.is_last_micro_batch = micro.is_last
                 yield micro.data
 
@@ -310,9 +306,7 @@ class IndexedLoader(Loader):
         self._producer.close()
 
     def _make(self, low: int, high: int, epoch: int) -> Any:
-        return self._delivery.deliver(
-            self._maker[BatchRequest(epoch, low, high, shuffled=True)]
-        )
+        return self._delivery.deliver(self._maker[BatchRequest(epoch, low, high, shuffled=True)])
 
     def _plan(self, cursor: Cursor) -> StepPlan:
         return plan_step(cursor, length=self.num_samples, sharding=self.sharding)
@@ -508,9 +502,7 @@ class EvaluationReader(StreamReader):
                 next_step="check the path and the split it reads",
             )
         if samples:
-            yield EvaluationBatch(
-                (count - 1) // size, len(samples), self._collate(samples)
-            )
+            yield EvaluationBatch((count - 1) // size, len(samples), self._collate(samples))
         if _has_fewer(self._sharding, -(-count // size)):
             yield EvaluationBatch(-1, 0, self._collate([sample]))
         while True:  # a worker may be asked for more
@@ -531,9 +523,7 @@ class StreamEvaluationLoader(EvaluationLoader):
         super().__init__(dataset, sharding)
         check_stream(dataset)
         self._device = device
-        reader = EvaluationReader(
-            dataset, sharding=sharding, seed=0, collate=options.collate
-        )
+        reader = EvaluationReader(dataset, sharding=sharding, seed=0, collate=options.collate)
         # No warning about several workers: the training loader has already logged it.
         self._producer = BatchProducer(
             reader, replace(options, workers=min(options.workers, 1)), device

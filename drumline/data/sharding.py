@@ -34,9 +34,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
 # Zero-dimensional arrays: numpy would convert a scalar each time.
-_ARRAY_MULTIPLIERS = tuple(
-    np.array(multiplier, dtype=np.uint64) for multiplier in _MULTIPLIERS
-)
+_ARRAY_MULTIPLIERS = tuple(np.array(multiplier, dtype=np.uint64) for multiplier in _MULTIPLIERS)
 _ARRAY_SHIFTS = tuple(np.array(shift, dtype=np.uint64) for shift in _SHIFTS)
 _DROPPED_BITS = np.uint64(11)  # a float64 holds 53 of 64 bits
 # Pairs of Feistel rounds of a shuffle: the fewest that make every order of five samples about
@@ -150,9 +148,7 @@ def _shuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
     """Feistel rounds: a random number that depends on the column is added to the row (modulo the
     number of rows), then the other way round. Each is a bijection of the grid."""
     row, column = np.divmod(cells, grid.columns)
-    for row_shift, column_shift in zip(
-        grid.row_shifts, grid.column_shifts, strict=True
-    ):
+    for row_shift, column_shift in zip(grid.row_shifts, grid.column_shifts, strict=True):
         row += row_shift[column]
         row %= grid.rows
         column += column_shift[row]
@@ -217,9 +213,7 @@ class Sharding:
         equal as possible, as in a short batch that would leave a rank with too few samples."""
         if self.sizes is None:
             return None
-        ends = [
-            size * end // self.batch_size for end in accumulate(self.sizes, initial=0)
-        ]
+        ends = [size * end // self.batch_size for end in accumulate(self.sizes, initial=0)]
         sizes = tuple(high - low for low, high in pairwise(ends))
         return sizes if min(sizes) >= self.min_shard_size else None
 
@@ -249,9 +243,7 @@ class Sharding:
         for name in ("accumulate", "micro_batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(
-                    f"{name} cannot be {value}", next_step=f"set {name} to 1 or more"
-                )
+                raise UsageError(f"{name} cannot be {value}", next_step=f"set {name} to 1 or more")
 
 
 class Span(NamedTuple):
@@ -354,9 +346,7 @@ def spans_of_full_batch(sharding: Sharding) -> tuple[Span, ...]:
     return plan_step(Cursor(), length=sharding.batch_size, sharding=sharding).spans
 
 
-def plan_epoch(
-    cursor: Cursor, *, length: int, sharding: Sharding
-) -> Iterator[StepPlan]:
+def plan_epoch(cursor: Cursor, *, length: int, sharding: Sharding) -> Iterator[StepPlan]:
     """The steps from the cursor to the end of its epoch."""
     epoch = cursor.epoch
     while cursor.epoch == epoch and cursor.position < length:
@@ -367,9 +357,7 @@ def plan_epoch(
 
 def shards_of_rank(rank: int, *, num_shards: int, world_size: int) -> range:
     """The shards that a rank computes, of a fixed number that have samples."""
-    return range(
-        *_balanced(0, num_shards, part=rank, parts=min(world_size, num_shards))
-    )
+    return range(*_balanced(0, num_shards, part=rank, parts=min(world_size, num_shards)))
 
 
 class _ShardRange(NamedTuple):
@@ -395,21 +383,14 @@ def _spans(
     count = sharding.micro_batches(largest if sharding.shards is None else size)
     used = 0
     if size:
-        used = max(
-            sharding.micro_batches(size),
-            _parts_used(size, parts=count, smallest=smallest),
-        )
+        used = max(sharding.micro_batches(size), _parts_used(size, parts=count, smallest=smallest))
 
     for number in range(count):
         ends_shard = number == count - 1
         if number < used:
-            yield Span(
-                *_balanced(low, high, part=number, parts=used), shard, ends_shard
-            )
+            yield Span(*_balanced(low, high, part=number, parts=used), shard, ends_shard)
         else:
-            yield Span(
-                start, min(start + smallest, stop), shard, ends_shard, counts=False
-            )
+            yield Span(start, min(start + smallest, stop), shard, ends_shard, counts=False)
 
 
 def _balanced(start: int, stop: int, *, part: int, parts: int) -> tuple[int, int]:
@@ -479,7 +460,5 @@ class Ledger:
 
     def _end_entry(self) -> None:
         if self._count:
-            self._entries.append(
-                LedgerEntry(self._epoch, *self._first, self._stride, self._count)
-            )
+            self._entries.append(LedgerEntry(self._epoch, *self._first, self._stride, self._count))
             self._count = 0

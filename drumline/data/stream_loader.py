@@ -70,9 +70,7 @@ class StreamLoader(Loader):
             device,
         )
         # Without a copy to the device, an in-place loss must not change the batch that is kept.
-        self._delivery = Delivery(
-            device, clone if device.type == "cpu" else lambda batch: batch
-        )
+        self._delivery = Delivery(device, clone if device.type == "cpu" else lambda batch: batch)
         self._position = StreamPosition()  # of a resumable stream
         self._answers: Iterator[Any] = iter(())
         # the step that the next of these answers belongs to

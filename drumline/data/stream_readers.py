@@ -145,19 +145,14 @@ class SharedStreamReader(StreamReader):
                 kept_samples: dict[int, Any] = {}
                 size = 0
                 while size < sharding.batch_size and ahead is not _END:
-                    if (
-                        size < num_kept_by_all
-                        or size % sharding.num_shards in own_shards
-                    ):
+                    if size < num_kept_by_all or size % sharding.num_shards in own_shards:
                         kept_samples[size] = ahead
                     ahead = next(samples, _END)
                     size += 1
 
                 # Of the epoch, as far as it is known.
                 length = position + size + (ahead is not _END)
-                plan = plan_step(
-                    Cursor(epoch, position), length=length, sharding=sharding
-                )
+                plan = plan_step(Cursor(epoch, position), length=length, sharding=sharding)
                 batches = [
                     self._collate([kept_samples[number] for number in numbers])
                     for numbers in _round_robin(plan)
@@ -171,9 +166,7 @@ class SharedStreamReader(StreamReader):
         """The samples of an epoch from a position on; at least one, or an error."""
         self._set_epoch(cursor.epoch)
         number = 0
-        for number, sample in enumerate(
-            self._samples(self._seed, _SHARED_SEEDS, cursor.epoch), 1
-        ):
+        for number, sample in enumerate(self._samples(self._seed, _SHARED_SEEDS, cursor.epoch), 1):
             if number > cursor.position:
                 yield sample
         if number == 0:
@@ -196,9 +189,7 @@ def _round_robin(plan: StepPlan) -> Iterator[range]:
     for span in plan.spans:
         if span.counts:
             first = span.low - starts.setdefault(span.shard, span.low)
-            yield range(plan.global_size)[span.shard :: plan.num_shards][
-                first : first + span.size
-            ]
+            yield range(plan.global_size)[span.shard :: plan.num_shards][first : first + span.size]
         else:
             yield range(span.low - plan.start, span.high - plan.start)
 
@@ -244,11 +235,7 @@ class RankStreamReader(StreamReader):
                 part = taken[first : first + span.high - span.low]
                 batches.append(self._collate([entry.sample for entry in part]))
 
-            digest = (
-                content_hash(taken[0].sample).hex()
-                if position == start.position
-                else ""
-            )
+            digest = content_hash(taken[0].sample).hex() if position == start.position else ""
             last = taken[-1]
             state = StreamPosition(plan.stop, last.round, last.number, self._state())
             yield StreamStep(plan, batches, digest, state)

@@ -42,38 +42,26 @@ class SyntheticImages(ImageDataset):
         seed: int,
     ) -> None:
         padding = max(1, image_size // 8) if augment else 0
-        prepare = Preparation(
-            mean=(127.0,) * 3, std=(52.0,) * 3, padding=padding, flip=augment
-        )
-        super().__init__(
-            (3, image_size, image_size), num_classes=classes, prepare=prepare
-        )
+        prepare = Preparation(mean=(127.0,) * 3, std=(52.0,) * 3, padding=padding, flip=augment)
+        super().__init__((3, image_size, image_size), num_classes=classes, prepare=prepare)
         self._length = _num_samples(split, samples)
         self._part = _SPLITS[split]
         self._seed = seed
         # [class, channel, height, width]: a grid of 4x4 random bytes, enlarged.
         draws = Draws(seed, 0, np.arange(classes, dtype=np.int64))
-        coarse = _random_bytes(draws, 3 * 4 * 4, stream=_PATTERNS).reshape(
-            classes, 3, 4, 4
-        )
+        coarse = _random_bytes(draws, 3 * 4 * 4, stream=_PATTERNS).reshape(classes, 3, 4, 4)
         enlarged = np.arange(image_size) * 4 // image_size
         self._patterns = coarse[:, :, enlarged[:, np.newaxis], enlarged] >> _HALF
 
     def __len__(self) -> int:
         return self._length
 
-    def gather(
-        self, indices: NDArray[np.int64], *, pinned: bool = False
-    ) -> LabelledImages:
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> LabelledImages:
         # A sample is the same in every epoch; only augmentation uses the draws of the epoch.
         draws = Draws(self._seed, self._part, indices)
-        labels = (draws.uniform(1, stream=_LABELS)[:, 0] * self.num_classes).astype(
-            np.int64
-        )
+        labels = (draws.uniform(1, stream=_LABELS)[:, 0] * self.num_classes).astype(np.int64)
         images = self._patterns[labels]
-        noise = _random_bytes(draws, images[0].size, stream=_NOISE).reshape(
-            images.shape
-        )
+        noise = _random_bytes(draws, images[0].size, stream=_NOISE).reshape(images.shape)
         images += noise >> _HALF
         return LabelledImages(torch.from_numpy(images), torch.from_numpy(labels))
 

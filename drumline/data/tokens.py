@@ -45,9 +45,7 @@ class Tokens(NamedTuple):
     """Whether a meta.json states the vocabulary size: then a token may exceed it."""
 
 
-def tokens(
-    *, split: Split, dir: str | None, token_type: str, context: int
-) -> TokenWindows:
+def tokens(*, split: Split, dir: str | None, token_type: str, context: int) -> TokenWindows:
     """One part of a text or of a file of tokens; with no `dir`, of the Python standard library's
     source."""
     train, evaluation = find_tokens(dir, token_type=token_type)

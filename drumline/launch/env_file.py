@@ -19,13 +19,7 @@ from drumline.base.untrusted import whole_number
 from drumline.launch.hosts import COUNTS_FORM, read_counts, read_flag_file, wrong_name
 from drumline.launch.node_plan import NodePlan
 
-NEEDED = (
-    "NUMBER_OF_NODES",
-    "NODE_RANK",
-    "NUMBER_OF_GPUS",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
+NEEDED = ("NUMBER_OF_NODES", "NODE_RANK", "NUMBER_OF_GPUS", "MASTER_ADDR", "MASTER_PORT")
 OPTIONAL = ("DDP_TIMEOUT_SECONDS", "DATASET_DIR", "OUTPUT_DIR")
 KNOWN = (*NEEDED, *OPTIONAL)
 ENDLESS = sys.maxsize
@@ -40,9 +34,7 @@ TYPO = 0.8
 LINE = re.compile(r"(?:export\s+)?(?P<key>[A-Za-z_][A-Za-z0-9_]*)\s*=\s*(?P<value>.*)")
 # As in bash, a backslash has no meaning between single quotes. No two branches may begin with the
 # same character.
-QUOTED = re.compile(
-    r"""(?:'(?P<plain>[^']*)'|"(?P<escaped>(?:\\.|[^"\\])*)")\s*(?:#.*)?"""
-)
+QUOTED = re.compile(r"""(?:'(?P<plain>[^']*)'|"(?P<escaped>(?:\\.|[^"\\])*)")\s*(?:#.*)?""")
 COMMENT = re.compile(r"(?:^|\s)#")
 ESCAPED = re.compile(r"\\(.)")
 ESCAPES = {"n": "\n", "t": "\t"}
@@ -65,11 +57,7 @@ class EnvFile:
         """The file's values as flags of `drumline train`."""
         timeout, data, output = (self.variables.get(name) or None for name in OPTIONAL)
         run = None if output is None else str(PurePosixPath(output) / run_name)
-        return [
-            ("--dist.train_timeout_s", timeout),
-            ("--data.dir", data),
-            ("--run", run),
-        ]
+        return [("--dist.train_timeout_s", timeout), ("--data.dir", data), ("--run", run)]
 
 
 def read_env_file(path: Path) -> EnvFile:
@@ -81,9 +69,7 @@ def read_env_file(path: Path) -> EnvFile:
     if missing := [key for key in NEEDED if key not in values]:
         problems.append(f"{path}: missing: {', '.join(missing)}")
     if problems:
-        raise UsageError(
-            as_list(f"{plural(len(problems), 'problem')} in {path}:", problems)
-        )
+        raise UsageError(as_list(f"{plural(len(problems), 'problem')} in {path}:", problems))
 
     least, most = read_counts(values["NUMBER_OF_NODES"]) or (None, None)
     assert most is not None  # it was checked
@@ -97,9 +83,7 @@ def read_env_file(path: Path) -> EnvFile:
     return EnvFile(node, values)
 
 
-def _read_values(
-    path: Path, values: dict[str, str], places: dict[str, str]
-) -> Iterator[str]:
+def _read_values(path: Path, values: dict[str, str], places: dict[str, str]) -> Iterator[str]:
     """Adds each value, and its `FILE:LINE` to `places`; yields what is wrong with a line."""
     text = read_flag_file(path, str(path), flag="--env-file")
     for number, line in enumerate(text.splitlines(), start=1):
@@ -145,14 +129,10 @@ def _unquoted(value: str) -> str | None:
 
     if quoted["plain"] is not None:
         return quoted["plain"]
-    return ESCAPED.sub(
-        lambda escape: ESCAPES.get(escape[1], escape[1]), quoted["escaped"]
-    )
+    return ESCAPED.sub(lambda escape: ESCAPES.get(escape[1], escape[1]), quoted["escaped"])
 
 
-def _wrong_values(
-    values: Mapping[str, str], places: Mapping[str, str]
-) -> Iterator[str]:
+def _wrong_values(values: Mapping[str, str], places: Mapping[str, str]) -> Iterator[str]:
     """Yields what is wrong with a value of ours. An optional one may be empty."""
     set_values = {key: value for key, value in values.items() if value or key in NEEDED}
     counts = read_counts(set_values.get("NUMBER_OF_NODES", ""))

@@ -54,9 +54,7 @@ class Host:
     def __str__(self) -> str:
         """As `--hosts` takes it."""
         return (
-            self.name.replace(self.address, f"[{self.address}]")
-            if ":" in self.name
-            else self.name
+            self.name.replace(self.address, f"[{self.address}]") if ":" in self.name else self.name
         )
 
     @property
@@ -87,16 +85,13 @@ def with_addresses(hosts: Sequence[Host], text: str) -> list[Host]:
     addresses = [address.strip().strip("[]") for address in text.split(",")]
     problems = [wrong for address in addresses if (wrong := wrong_name(address))]
     if len(addresses) != len(hosts):
-        problems = [
-            f"it has {len(addresses)}, and there are {plural(len(hosts), 'host')}"
-        ]
+        problems = [f"it has {len(addresses)}, and there are {plural(len(hosts), 'host')}"]
     if problems:
         raise UsageError(
             f"--addresses: {problems[0]}", next_step="give one for each host, in order"
         )
     return [
-        replace(host, inner_address=address)
-        for host, address in zip(hosts, addresses, strict=True)
+        replace(host, inner_address=address) for host, address in zip(hosts, addresses, strict=True)
     ]
 
 
@@ -202,9 +197,7 @@ def _checked(entries: Sequence[Entry], problems: Sequence[str] = ()) -> list[Hos
         hosts.append(host)
         address = host.address.lower()
         if address in addresses:
-            problems.append(
-                f"{where}: {address} is listed twice; list it once, with all its slots"
-            )
+            problems.append(f"{where}: {address} is listed twice; list it once, with all its slots")
         addresses.add(address)
 
     if problems:

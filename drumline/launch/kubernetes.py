@@ -25,9 +25,7 @@ JOIN_TIMEOUT_S = 3600
 # A Service's name has the strictest rules: it becomes a DNS label, and a pod's name has `-NUMBER`
 # after it.
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
-NAME_FORM = (
-    "a Kubernetes name: at most 50 lowercase letters, digits and dashes, a letter first"
-)
+NAME_FORM = "a Kubernetes name: at most 50 lowercase letters, digits and dashes, a letter first"
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 QUANTITY = re.compile(r"[1-9][0-9]{0,8}(\.[0-9]{1,3})?([kMGTP]|[KMGTP]i)?")
 _DOMAIN = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"

@@ -76,9 +76,7 @@ class NodePlan:
     def silence_s(self) -> int:
         """A node without a heartbeat for this long is lost. A job that can continue without it does
         not wait for what TCP sends again."""
-        return (
-            self.lost_after_s if self.may_shrink else silence_limit_s(self.lost_after_s)
-        )
+        return self.lost_after_s if self.may_shrink else silence_limit_s(self.lost_after_s)
 
     @property
     def master_addr(self) -> str:
@@ -147,11 +145,7 @@ class Program:
         """The same for torchrun."""
         # The `--` keeps torchrun from parsing the rest: it reads `--run` as a prefix of its own
         # `--run-path`.
-        return (
-            ["-m", "--", "drumline", *self.words]
-            if self.is_task
-            else ["--", *self.words]
-        )
+        return ["-m", "--", "drumline", *self.words] if self.is_task else ["--", *self.words]
 
 
 @dataclass(frozen=True)
@@ -177,9 +171,7 @@ class Supervision:
     numbers."""
 
 
-def task_program(
-    task: str, arguments: Sequence[str], *defaults: tuple[str, str | None]
-) -> Program:
+def task_program(task: str, arguments: Sequence[str], *defaults: tuple[str, str | None]) -> Program:
     """`drumline train TASK`, with each default (a flag and its value) that the user did not set."""
     added = []
     for flag, value in defaults:
@@ -196,9 +188,7 @@ def default_restarts(*, is_task: bool, may_shrink: bool = False) -> int:
     return TASK_RESTARTS if is_task or may_shrink else SCRIPT_RESTARTS
 
 
-def nodes_of_hosts(
-    hosts: Sequence[Host], port: int, nodes: Sequence[NodePlan]
-) -> list[NodePlan]:
+def nodes_of_hosts(hosts: Sequence[Host], port: int, nodes: Sequence[NodePlan]) -> list[NodePlan]:
     """These nodes, each on its host, with as many ranks as that has slots; their rendezvous is at
     the first."""
     return [
@@ -239,9 +229,7 @@ def _rendezvous_flags(node: NodePlan) -> list[str]:
     if node.last_call_s != LAST_CALL_S:
         settings.append(f"last_call_timeout={node.last_call_s}")
     if node.lost_after_s != LOST_AFTER_S:
-        settings.append(
-            f"keep_alive_interval={max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS)}"
-        )
+        settings.append(f"keep_alive_interval={max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS)}")
     flags += ["--rdzv-endpoint", node.endpoint, "--rdzv-id", RUN_ID]
     flags += ["--rdzv-conf", ",".join(settings)]
     return [*flags, "--local-addr", node.known_address] if node.known_address else flags

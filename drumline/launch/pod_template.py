@@ -59,9 +59,7 @@ def read_pod_template(path: Path) -> dict[str, Any]:
     try:
         documents = list(documents_of(text))
         if len(documents) != 1:
-            raise TemplateError(
-                f"{plural(len(documents), 'document')}; one pod template is needed"
-            )
+            raise TemplateError(f"{plural(len(documents), 'document')}; one pod template is needed")
         _check_form(documents[0])
     except TemplateError as error:
         what = f"{FLAG} {path}: {error}"
@@ -84,9 +82,7 @@ def _check_fields(value: Any, where: str, fields: Sequence[str]) -> None:
     if not isinstance(value, dict):
         raise TemplateError(f"{where} is not a mapping")
     if unknown := [key for key in value if key not in fields]:
-        raise TemplateError(
-            f"{where} has {unknown[0]!r}; only {', '.join(fields)} can be given"
-        )
+        raise TemplateError(f"{where} has {unknown[0]!r}; only {', '.join(fields)} can be given")
 
 
 def documents_of(text: str) -> Iterator[Any]:
@@ -95,9 +91,7 @@ def documents_of(text: str) -> Iterator[Any]:
         import yaml
     except ImportError as error:
         what = f"{FLAG} needs PyYAML, which is not installed"
-        raise UsageError(
-            what, next_step="pip install 'drumline[kubernetes]'"
-        ) from error
+        raise UsageError(what, next_step="pip install 'drumline[kubernetes]'") from error
 
     try:
         _check_events(yaml.parse(text, yaml.SafeLoader))
@@ -118,9 +112,7 @@ def _check_events(events: Iterator[Any]) -> None:
         if depth > MAX_DEPTH:
             raise TemplateError(f"line {line} is nested too deep")
         if kind == "AliasEvent" or getattr(event, "anchor", None):
-            raise TemplateError(
-                f"line {line} has an anchor or an alias; write the value out"
-            )
+            raise TemplateError(f"line {line} has an anchor or an alias; write the value out")
         if getattr(event, "tag", None):
             raise TemplateError(
                 f"line {line} has the tag {event.tag!r}; only plain values are read"
@@ -178,9 +170,7 @@ def merged_manifest(text: str, template: Mapping[str, Any], path: Path) -> str:
     if problems:
         named = list(dict.fromkeys(problems))
         heading = f"{plural(len(named), 'problem')} in {FLAG} {path}:"
-        next_step = (
-            "leave out what the launch sets; its flags are in drumline launch --help"
-        )
+        next_step = "leave out what the launch sets; its flags are in drumline launch --help"
         raise UsageError(as_list(heading, named), next_step=next_step)
     comments = [line for line in text.splitlines() if line.startswith("#")]
     return "\n".join([*comments, yaml_text(documents)])
@@ -206,19 +196,13 @@ def merge_into(target: dict[str, Any], patch: Mapping[str, Any], where: str) -> 
         directive = _directive(value, field)
         current = target.get(key)
         is_structure = isinstance(current, dict | list)
-        if (
-            is_structure
-            and directive is None
-            and type(value) not in (type(current), type(None))
-        ):
+        if is_structure and directive is None and type(value) not in (type(current), type(None)):
             needed = "a mapping" if isinstance(current, dict) else "a list"
             raise TemplateError(f"{field}: it is not {needed}")
         if value is None or directive == "delete":
             target.pop(key, None)
         elif isinstance(value, dict):
-            merged = (
-                current if isinstance(current, dict) and directive != "replace" else {}
-            )
+            merged = current if isinstance(current, dict) and directive != "replace" else {}
             merge_into(merged, value, field)
             target[key] = merged
         elif isinstance(value, list):
@@ -232,9 +216,7 @@ def _directive(value: Any, field: str) -> str | None:
         return None
     directive: str = value[PATCH]
     if directive not in ("delete", "replace", "merge"):
-        raise TemplateError(
-            f"{field}: {PATCH} is {directive!r}, not delete, replace or merge"
-        )
+        raise TemplateError(f"{field}: {PATCH} is {directive!r}, not delete, replace or merge")
     return directive
 
 
@@ -252,9 +234,7 @@ def _merged_list(current: Any, items: list[Any], name: str, where: str) -> list[
         return new_items
     for item in new_items:
         if not isinstance(item, dict) or not isinstance(item.get(merge_key), str | int):
-            raise TemplateError(
-                f"{where}: an item has no {merge_key}, by which it is merged"
-            )
+            raise TemplateError(f"{where}: an item has no {merge_key}, by which it is merged")
         _merge_item(result, item, merge_key, name, where)
     return result
 
@@ -265,9 +245,7 @@ def _merge_item(
     identity = patch[merge_key]
     field = f"{where}[{identity}]"
     directive = _directive(patch, field)
-    matching = [
-        number for number, item in enumerate(items) if item.get(merge_key) == identity
-    ]
+    matching = [number for number, item in enumerate(items) if item.get(merge_key) == identity]
     position = matching[0] if matching else len(items)
     here = slice(position, position + 1)
     if directive == "delete":
@@ -301,9 +279,7 @@ def _contradictions(before: dict[str, Any], after: dict[str, Any]) -> Iterator[s
     (container_before,) = pod_before["containers"]
     name = container_before["name"]
     where = f"spec.containers[{name}]"
-    containers = [
-        item for item in pod.get("containers") or [] if item.get("name") == name
-    ]
+    containers = [item for item in pod.get("containers") or [] if item.get("name") == name]
     if not containers:
         yield f"{where}: the launch needs it"
         return
@@ -337,12 +313,7 @@ def yaml_text(documents: Sequence[Any]) -> str:
             return True
 
     QuotingDumper.add_representer(
-        str,
-        lambda dumper, text: dumper.represent_scalar(
-            "tag:yaml.org,2002:str", text, style='"'
-        ),
+        str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
     )
-    text: str = yaml.dump_all(
-        documents, Dumper=QuotingDumper, sort_keys=False, width=sys.maxsize
-    )
+    text: str = yaml.dump_all(documents, Dumper=QuotingDumper, sort_keys=False, width=sys.maxsize)
     return text

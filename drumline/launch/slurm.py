@@ -43,12 +43,7 @@ OF_SBATCH = ("partition", "time", "account", "qos", "mem")
 
 def node_of_step(environment: Mapping[str, str], *, num_procs: int | None) -> NodePlan:
     """The node of this process, in a step with one task on each node."""
-    names = (
-        "SLURM_NODEID",
-        "SLURM_STEP_NUM_NODES",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_STEP_NODELIST",
-    )
+    names = ("SLURM_NODEID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST")
     if missing := [name for name in names if name not in environment]:
         raise UsageError(
             f"--srun: srun did not start this process: {', '.join(missing)} not set",
@@ -156,9 +151,7 @@ def batch_text(
 def write_batch_file(path: Path, text: str) -> None:
     """Replaces a file that drumline wrote, never another file."""
     try:
-        if os.path.lexists(path) and WRITTEN not in read_regular(path).decode(
-            errors="replace"
-        ):
+        if os.path.lexists(path) and WRITTEN not in read_regular(path).decode(errors="replace"):
             what = f"{path} exists, and was not written by drumline launch"
             raise UsageError(what, next_step="give another path with --out")
         replace_text(path, text)
@@ -173,8 +166,7 @@ def check_sbatch(search_path: str | None) -> str:
     if (sbatch := shutil.which("sbatch", path=search_path)) is None:
         what = f"sbatch is not installed on {socket.gethostname()}"
         raise UsageError(
-            what,
-            next_step="run this where jobs are submitted, or show the batch file with --print",
+            what, next_step="run this where jobs are submitted, or show the batch file with --print"
         )
     return sbatch
 

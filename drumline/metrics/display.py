@@ -111,9 +111,7 @@ class PlainDisplay(Display):
     def show_line(self, event: Event, line: str) -> None:
         now = time.strftime("%H:%M:%S", time.localtime(event["time"]))
         first, *items = as_lines(line)
-        show_lines(
-            [f"{now} {first}", *(f"  {item}" for item in items)], stream=self._stream
-        )
+        show_lines([f"{now} {first}", *(f"  {item}" for item in items)], stream=self._stream)
 
     def _show_page(self, page: Page) -> None:
         lines = [page.heading]
@@ -134,11 +132,7 @@ class JsonDisplay(PlainDisplay):
 
     def show_line(self, event: Event, line: str) -> None:
         kind = event["kind"]
-        fields = {
-            name: event[name]
-            for name in event
-            if name not in ("time", "kind", "message")
-        }
+        fields = {name: event[name] for name in event if name not in ("time", "kind", "message")}
         fields = as_json({"event": kind, **fields})
         text = object_line(event["time"], LEVELS.get(kind, "info"), line, fields)
         show(text, stream=self._stream, is_data=True)
@@ -294,11 +288,7 @@ def _checkpoint_line(event: Event) -> str:
 def _preempted_line(event: Event) -> str:
     notice = event["signal"]  # or the text of a spot notice
     rank = f"rank {event['about_rank']} on {event['about_host']}"
-    cause = (
-        f"{notice} to {rank}"
-        if notice.startswith("SIG")
-        else f"{notice} (seen by {rank})"
-    )
+    cause = f"{notice} to {rank}" if notice.startswith("SIG") else f"{notice} (seen by {rank})"
     return f"preempted by {cause}: saved step {event['step']}; rerun the same command to resume"
 
 
@@ -332,10 +322,7 @@ def evaluation_line(event: Event, epochs: int | None) -> str:
 
 def metric_parts(event: Event) -> list[str]:
     """`loss 0.5000`, `accuracy 90.00%`."""
-    return [
-        f"{name} {metric_text(name, value)}"
-        for name, value in metrics_of(event).items()
-    ]
+    return [f"{name} {metric_text(name, value)}" for name, value in metrics_of(event).items()]
 
 
 def step_of(event: Event, total_steps: int) -> str:
@@ -356,9 +343,7 @@ def rates(event: Event) -> list[str]:
         "waits for data": event.get("data_share") or 0.0,
         "exposed communication": event.get("communication_share") or 0.0,
     }
-    waits = [
-        f"{label} {share:.0%}" for label, share in shares.items() if share >= _MIN_SHARE
-    ]
+    waits = [f"{label} {share:.0%}" for label, share in shares.items() if share >= _MIN_SHARE]
     return [f"lr {event['lr']:.3g}", *speeds(event), *waits]
 
 
@@ -372,9 +357,7 @@ def speeds(event: Event) -> list[str]:
 
     tflops = event.get("tflop_per_s")
     if tflops is not None:
-        parts.append(
-            f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{1000 * tflops:.3g} GFLOP/s"
-        )
+        parts.append(f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{1000 * tflops:.3g} GFLOP/s")
 
     mfu = event.get("mfu")
     if mfu is not None:
@@ -394,9 +377,7 @@ def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
         for name, value in values.items()
         if name not in _BOOKKEEPING and isinstance(value, int | float)
     }
-    return {
-        name: metrics[name] for name in sorted(metrics, key=lambda name: name != "loss")
-    }
+    return {name: metrics[name] for name in sorted(metrics, key=lambda name: name != "loss")}
 
 
 def metric_text(name: str, value: float) -> str:

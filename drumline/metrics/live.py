@@ -43,9 +43,7 @@ class LiveDisplay(Display):
         self._train: Event | None = None
         self._saved_step: int | None = None
         self._last_draw = float("-inf")
-        self._live = Live(
-            console=self._console, auto_refresh=False, get_renderable=self._bottom
-        )
+        self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._bottom)
 
     @property
     def can_animate(self) -> bool:
@@ -99,9 +97,7 @@ class LiveDisplay(Display):
         self._console.print()
         table = Table.grid(padding=(0, 2))
         for label, value in page.rows:
-            table.add_row(
-                Text(f"{_MARGIN}  {one_line(label):<10}", "dim"), one_line(value)
-            )
+            table.add_row(Text(f"{_MARGIN}  {one_line(label):<10}", "dim"), one_line(value))
         self._console.print(table)
         for label, command in page.commands.items():
             self._console.print()
@@ -126,9 +122,7 @@ class LiveDisplay(Display):
         bar.add_column(no_wrap=True)
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
-        bar.add_row(
-            _MARGIN + epoch, progress, f"{step}  {clock(event['seconds_left'])} left"
-        )
+        bar.add_row(_MARGIN + epoch, progress, f"{step}  {clock(event['seconds_left'])} left")
         # The last line is empty and has the cursor, so that the output of another rank starts on a
         # new line.
         return Group(Text(), bar, self._numbers(event), Text())

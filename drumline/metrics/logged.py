@@ -16,7 +16,9 @@ from drumline.base.errors import UsageError
 from drumline.base.untrusted import make_own_folder, replace_bytes
 
 MEDIA = "media"
-_NEXT_STEP = "log a number, text, or an image of HxW, HxWx3 or 3xHxW in uint8 or in floats from 0 to 1"
+_NEXT_STEP = (
+    "log a number, text, or an image of HxW, HxWx3 or 3xHxW in uint8 or in floats from 0 to 1"
+)
 
 
 def logged_fields(name: str, value: Any, *, step: int, folder: Path) -> dict[str, Any]:
@@ -88,9 +90,7 @@ def _as_pixels(name: str, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     is_float = pixels.dtype.kind == "f"
     if pixels.size == 0 or not is_image or not (is_float or pixels.dtype == np.uint8):
         shape = f"an array of {list(image.shape)} in {image.dtype}"
-        raise UsageError(
-            f"{name} cannot be logged: it is {shape}", next_step=_NEXT_STEP
-        )
+        raise UsageError(f"{name} cannot be logged: it is {shape}", next_step=_NEXT_STEP)
 
     if is_float:
         pixels = (np.nan_to_num(pixels).clip(0.0, 1.0) * 255.0).round().astype(np.uint8)

@@ -16,13 +16,7 @@ from typing import Any, Protocol, cast
 
 from drumline.net.dial import Reason, reason_of
 from drumline.net.frames import FrameError, LineBuffer, Message, Session, decode, encode
-from drumline.net.handshake import (
-    HANDSHAKE_S,
-    MAX_HANDSHAKE_BYTES,
-    Agreed,
-    Handshake,
-    RefusedError,
-)
+from drumline.net.handshake import HANDSHAKE_S, MAX_HANDSHAKE_BYTES, Agreed, Handshake, RefusedError
 
 MAX_UNSENT_BYTES = 2 << 20
 MAX_PENDING = 32
@@ -37,18 +31,14 @@ class ConnectionOwner(Protocol):
 
     def connection_made(self, connection: PeerConnection) -> None: ...
     def connection_opened(self, connection: PeerConnection, node: int) -> None: ...
-    def message_received(
-        self, connection: PeerConnection, message: Message
-    ) -> None: ...
+    def message_received(self, connection: PeerConnection, message: Message) -> None: ...
     def connection_ended(self, connection: PeerConnection) -> None: ...
 
 
 class PeerConnection(asyncio.Protocol):
     """One connection, opened by either side. `why`: how it ended."""
 
-    def __init__(
-        self, owner: ConnectionOwner, handshake: Handshake, *, is_ours: bool
-    ) -> None:
+    def __init__(self, owner: ConnectionOwner, handshake: Handshake, *, is_ours: bool) -> None:
         """`is_ours`: this process connected."""
         self._owner = owner
         self._handshake = handshake
@@ -67,9 +57,7 @@ class PeerConnection(asyncio.Protocol):
         """Whether it was closed because of what the peer sent, not by the network or by us."""
         self.ended = asyncio.Event()
 
-    def send(
-        self, message: Mapping[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES
-    ) -> bool:
+    def send(self, message: Mapping[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES) -> bool:
         """Never blocks; False when the buffer is full. Raises FrameError for a message that is too
         long."""
         transport = self._transport
@@ -95,9 +83,7 @@ class PeerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.address = str((transport.get_extra_info("peername") or ("?",))[0])
         self._owner.connection_made(self)
-        self._timer = asyncio.get_running_loop().call_later(
-            HANDSHAKE_S, self._end_handshake
-        )
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._end_handshake)
         self._send_plain(next(self._handshake))
 
     def data_received(self, data: bytes) -> None:
@@ -131,9 +117,7 @@ class PeerConnection(asyncio.Protocol):
             self._owner.message_received(self, self._session.decode(line))
             return
         try:
-            self._send_plain(
-                self._handshake.send(decode(line, max_bytes=MAX_HANDSHAKE_BYTES))
-            )
+            self._send_plain(self._handshake.send(decode(line, max_bytes=MAX_HANDSHAKE_BYTES)))
         except StopIteration as done:
             self._open(done.value)
 
@@ -222,8 +206,6 @@ class Acceptor:
                 self._pause = loop.call_later(ACCEPT_PAUSE_S, self.open)
                 return
             accepted.setblocking(False)
-            task = loop.create_task(
-                loop.connect_accepted_socket(self._make_connection, accepted)
-            )
+            task = loop.create_task(loop.connect_accepted_socket(self._make_connection, accepted))
             self._accepting.add(task)
             task.add_done_callback(self._accepting.discard)

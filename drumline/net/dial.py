@@ -100,9 +100,7 @@ def explained_closed(reason: str) -> str:
 class WaitNotice:
     """When a process that waits should report it: soon, and then at intervals that grow."""
 
-    def __init__(
-        self, *, first_s: float = FIRST_NOTICE_S, growth: float = GROWTH
-    ) -> None:
+    def __init__(self, *, first_s: float = FIRST_NOTICE_S, growth: float = GROWTH) -> None:
         self.begin = time.monotonic()
         self.first_s = first_s
         self.next_s = first_s
@@ -206,17 +204,13 @@ class ProbeListener:
 
     def __init__(self, address: str) -> None:
         self.token = secrets.token_hex(16)
-        self._socket = socket.socket(
-            socket.AF_INET6 if ":" in address else socket.AF_INET
-        )
+        self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         if ":" in address:  # IPv4 too, also where net.ipv6.bindv6only is 1
             self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         self._socket.bind((address, 0))
         self._socket.listen(512)
         self.port: int = self._socket.getsockname()[1]
-        self._thread = threading.Thread(
-            target=self._answer, name="drumline-probe", daemon=True
-        )
+        self._thread = threading.Thread(target=self._answer, name="drumline-probe", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -250,9 +244,7 @@ def _probe(target: ProbeTarget) -> str | None:
     token = target.token.encode()
     received = b""
     try:
-        connection = socket.create_connection(
-            (target.address, target.port), timeout=PROBE_S
-        )
+        connection = socket.create_connection((target.address, target.port), timeout=PROBE_S)
     except OSError as error:
         return reason_of(error)
 

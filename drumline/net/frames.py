@@ -38,9 +38,7 @@ WRONG_SEAL = "the seal is wrong"
 class FrameError(PreflightError):
     """Received or outgoing data is not a frame. `kind` is one of a few constants, for counting."""
 
-    def __init__(
-        self, kind: str, detail: str = "", *, next_step: str | None = None
-    ) -> None:
+    def __init__(self, kind: str, detail: str = "", *, next_step: str | None = None) -> None:
         super().__init__(detail or kind, next_step=next_step)
         self.kind = kind
 
@@ -55,19 +53,13 @@ def encode(message: Mapping[str, Any]) -> bytes:
 def decode(line: bytes, *, max_bytes: int = MAX_BYTES) -> Message:
     """The frame of one line."""
     if len(line) > max_bytes:
-        raise FrameError(
-            TOO_LONG, f"received a line of more than {max_bytes:,} bytes, the limit"
-        )
+        raise FrameError(TOO_LONG, f"received a line of more than {max_bytes:,} bytes, the limit")
     try:
         message = parse_json(line)
     except ValueError as error:
-        raise FrameError(
-            NOT_JSON, f"received what is not JSON: {_shown(line)}"
-        ) from error
+        raise FrameError(NOT_JSON, f"received what is not JSON: {_shown(line)}") from error
     if not isinstance(message, dict):
-        raise FrameError(
-            NOT_JSON, f"received what is not a JSON object: {_shown(line)}"
-        )
+        raise FrameError(NOT_JSON, f"received what is not a JSON object: {_shown(line)}")
     _check_numbers(line)
     return message
 
@@ -89,11 +81,7 @@ class Session:
     or added on the way is refused."""
 
     def __init__(
-        self,
-        send_key: bytes = b"",
-        receive_key: bytes = b"",
-        *,
-        max_bytes: int = MAX_BYTES,
+        self, send_key: bytes = b"", receive_key: bytes = b"", *, max_bytes: int = MAX_BYTES
     ) -> None:
         self._send_key = send_key
         self._receive_key = receive_key
@@ -107,8 +95,7 @@ class Session:
         text = encode(message)
         if len(text) > self._max_bytes:
             raise FrameError(
-                TOO_LONG,
-                f"a frame of {len(text):,} bytes is over the limit of {self._max_bytes:,}",
+                TOO_LONG, f"a frame of {len(text):,} bytes is over the limit of {self._max_bytes:,}"
             )
         if not self._send_key:
             return text + b"\n"
@@ -120,8 +107,7 @@ class Session:
         """The frame of the next received line. Its seal is checked before its text is parsed."""
         if len(line) > self.max_line:
             raise FrameError(
-                TOO_LONG,
-                f"received a line of more than {self._max_bytes:,} bytes, the limit",
+                TOO_LONG, f"received a line of more than {self._max_bytes:,} bytes, the limit"
             )
         if not self._receive_key:
             return decode(line, max_bytes=self._max_bytes)
@@ -131,8 +117,7 @@ class Session:
         expected_seal = _seal(self._receive_key, self._num_received, text) + b" "
         if not hmac.compare_digest(seal, expected_seal):
             raise FrameError(
-                WRONG_SEAL,
-                "received a line with a wrong seal: it was changed or added on the way",
+                WRONG_SEAL, "received a line with a wrong seal: it was changed or added on the way"
             )
 
         self._num_received += 1
@@ -140,11 +125,7 @@ class Session:
 
 
 def _seal(key: bytes, number: int, text: bytes) -> bytes:
-    return (
-        hmac.digest(key, number.to_bytes(8, "big") + text, hashlib.sha256)
-        .hex()
-        .encode()
-    )
+    return hmac.digest(key, number.to_bytes(8, "big") + text, hashlib.sha256).hex().encode()
 
 
 class LineBuffer:

@@ -58,9 +58,7 @@ class Agreed:
 Handshake = Generator[Message | None, Message, Agreed]
 
 
-def dial(
-    secret: bytes | None, purpose: str, me: int, to: int, **facts: Any
-) -> Handshake:
+def dial(secret: bytes | None, purpose: str, me: int, to: int, **facts: Any) -> Handshake:
     """The dialler's side, which sends its proof first. `facts`: what else the listener should know
     about this node."""
     hello = {
@@ -101,9 +99,7 @@ def answer(
     if hello.get("secret") is not (secret is not None):
         with_secret, without = (me, node) if secret is not None else (node, me)
         what = f"{SECRET_ENV} is set on node {with_secret} and not on node {without}"
-        raise RefusedError(
-            what, next_step="set it to one value on all nodes, or on none"
-        )
+        raise RefusedError(what, next_step="set it to one value on all nodes, or on none")
 
     challenge = {"nonce": nonce()}
     proof = (yield challenge).get("proof")
@@ -113,9 +109,7 @@ def answer(
 
     admit(hello)
     session = _session(secret, ("to dialler", "to listener"), hello, challenge)
-    return Agreed(
-        node, session, {"proof": _proof(secret, "listener", hello, challenge)}
-    )
+    return Agreed(node, session, {"proof": _proof(secret, "listener", hello, challenge)})
 
 
 def nonce() -> str:
@@ -133,15 +127,11 @@ def _check_not_refused(reply: Message) -> None:
     if "refused" in reply:
         step = reply.get("next")
         raise RefusedError(
-            str(reply["refused"]),
-            next_step=step if isinstance(step, str) else None,
-            kind=NOT_TAKEN,
+            str(reply["refused"]), next_step=step if isinstance(step, str) else None, kind=NOT_TAKEN
         )
 
 
-def _proof(
-    secret: bytes | None, role: str, hello: Message, challenge: Message
-) -> str | None:
+def _proof(secret: bytes | None, role: str, hello: Message, challenge: Message) -> str | None:
     return None if secret is None else _hash(secret, role, hello, challenge).hex()
 
 
@@ -162,7 +152,5 @@ def _session(
 
 
 def _hash(secret: bytes, role: str, hello: Message, challenge: Message) -> bytes:
-    transcript = [
-        encode(dict(sorted(message.items()))).decode() for message in (hello, challenge)
-    ]
+    transcript = [encode(dict(sorted(message.items()))).decode() for message in (hello, challenge)]
     return keyed_hash(secret, "drumline handshake", role, *transcript)

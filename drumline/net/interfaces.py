@@ -47,9 +47,7 @@ class Interface:
 
     @property
     def is_loopback(self) -> bool:
-        return (
-            self.address is not None and ipaddress.ip_address(self.address).is_loopback
-        )
+        return self.address is not None and ipaddress.ip_address(self.address).is_loopback
 
 
 def interfaces() -> list[Interface]:
@@ -100,14 +98,10 @@ def nccl_interface(
     loopback."""
     family = environment.get(NCCL_FAMILY)
     running = [interface for interface in candidates if interface.is_up]
-    usable = list(
-        filter(None, (_of_family(interface, family) for interface in running))
-    )
+    usable = list(filter(None, (_of_family(interface, family) for interface in running)))
     names = environment.get(NCCL_VARIABLE, "")
     if len(names) > 1:  # NCCL does not look at a single character
-        return next(
-            (interface for interface in usable if _matches(interface.name, names)), None
-        )
+        return next((interface for interface in usable if _matches(interface.name, names)), None)
     return min(usable, key=_nccl_order, default=None)
 
 
@@ -276,9 +270,7 @@ def _flags(name: str) -> int:
 def _ask(name: str, request: int) -> bytes | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            return fcntl.ioctl(
-                probe.fileno(), request, struct.pack("256s", name.encode()[:15])
-            )
+            return fcntl.ioctl(probe.fileno(), request, struct.pack("256s", name.encode()[:15]))
         except OSError:
             return None
 
@@ -293,7 +285,5 @@ def _ipv6_addresses() -> dict[str, list[str]]:
     for line in lines:
         digits, _, _, scope, _, name = line.split()
         if scope != "20":
-            addresses.setdefault(name, []).append(
-                str(ipaddress.IPv6Address(int(digits, 16)))
-            )
+            addresses.setdefault(name, []).append(str(ipaddress.IPv6Address(int(digits, 16))))
     return addresses

@@ -11,10 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import (
-    X25519PrivateKey,
-    X25519PublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from drumline.base.errors import PreflightError
 from drumline.base.job_secret import SECRET_ENV, keyed_hash
@@ -44,9 +41,7 @@ class KeyPair:
             return None
         if len(plain) != KEY_BYTES:
             return None
-        pad = keyed_hash(
-            hashlib.sha256(shared).digest(), "drumline key exchange", *purpose
-        )
+        pad = keyed_hash(hashlib.sha256(shared).digest(), "drumline key exchange", *purpose)
         return bytes(byte ^ mask for byte, mask in zip(plain, pad, strict=True)).hex()
 
 
@@ -55,15 +50,12 @@ def wrap_secret(
 ) -> dict[str, Any]:
     """What the others read. `cards`: by rank. `name`: of the start."""
     wrapped = {
-        rank: keys.wrap(secret, card.get("public"), name, str(rank))
-        for rank, card in cards.items()
+        rank: keys.wrap(secret, card.get("public"), name, str(rank)) for rank, card in cards.items()
     }
     return {"public": keys.public, "wrapped": wrapped}
 
 
-def unwrap_secret(
-    keys: KeyPair, published: Any, rank: int, name: str, *, who: str
-) -> str:
+def unwrap_secret(keys: KeyPair, published: Any, rank: int, name: str, *, who: str) -> str:
     """The secret, as published for this rank."""
     secret = None
     if isinstance(published, dict) and isinstance(published.get("wrapped"), dict):

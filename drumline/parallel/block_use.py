@@ -25,9 +25,7 @@ from drumline.rank.collectives import gather_json
 from drumline.rank.torch_internals import parameters_in_reduction
 
 # torch 2.13 renamed this function, and warns about the old name, which earlier versions need.
-_reduce_scatter = (
-    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 NO_MORE = "no other block"
 THE_MODEL = "the model"
 """The text for the block with an empty name."""
@@ -37,9 +35,7 @@ class BlockUse:
     """What the passes of a sharded model use. `sharded`: the modules that hold shards, by name; the
     model itself has an empty name. `mode`: `--dist.mode`."""
 
-    def __init__(
-        self, sharded: Mapping[str, nn.Module], *, mode: str, finds_unused: bool
-    ) -> None:
+    def __init__(self, sharded: Mapping[str, nn.Module], *, mode: str, finds_unused: bool) -> None:
         self._mode = mode
         self._parameters = _parameters_by_module(sharded)
         self._is_learned = False
@@ -50,9 +46,7 @@ class BlockUse:
         self._sizes: dict[str, set[int]] = {name: set() for name in sharded}
         for name, module in sharded.items():
             # Before the hook with which torch gathers the block.
-            module.register_forward_pre_hook(
-                partial(self._before_block, name), prepend=True
-            )
+            module.register_forward_pre_hook(partial(self._before_block, name), prepend=True)
             if not finds_unused:
                 module.set_custom_reduce_scatter(CheckedReduceScatter(self, name))  # type: ignore[operator]
 
@@ -98,9 +92,7 @@ class BlockUse:
 
         if size not in self._sizes[name]:
             reduced = parameters_in_reduction()
-            raise _unused(
-                [param for param in self._parameters[name] if param not in reduced]
-            )
+            raise _unused([param for param in self._parameters[name] if param not in reduced])
 
     def _before_block(self, name: str, *_: Any) -> None:
         """A forward pass is about to call this block."""
@@ -164,9 +156,7 @@ class FirstCalls:
         return place < self.position
 
     def next_name(self) -> str | None:
-        return next(
-            (name for name in self._places if self._places[name] == self.position), None
-        )
+        return next((name for name in self._places if self._places[name] == self.position), None)
 
 
 @dataclass(frozen=True)
@@ -176,9 +166,7 @@ class CheckedReduceScatter:
     use: BlockUse
     name: str
 
-    def allocate(
-        self, size: Any, *, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -240,9 +228,7 @@ def _parameters_by_module(sharded: Mapping[str, nn.Module]) -> dict[str, list[st
     # An inner module before the one that holds it.
     for name, module in sorted(sharded.items(), key=lambda item: -len(item[0])):
         trained = [
-            parameter
-            for parameter, value in module.named_parameters(name)
-            if value.requires_grad
+            parameter for parameter, value in module.named_parameters(name) if value.requires_grad
         ]
         names[name] = [parameter for parameter in trained if parameter not in taken]
         taken.update(trained)

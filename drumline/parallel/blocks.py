@@ -38,9 +38,7 @@ def find_blocks(model: nn.Module, wrap: Sequence[str] = ()) -> dict[str, nn.Modu
     else:
         chosen = _by_class(model, set(wrap))
         if unknown := set(wrap) - {type(module).__name__ for module in chosen.values()}:
-            classes = {
-                type(module).__name__ for module in model.modules() if _size(module)
-            }
+            classes = {type(module).__name__ for module in model.modules() if _size(module)}
             name = min(unknown)
             raise UsageError(
                 f"--dist.wrap: {type(model).__name__} has no module of class {name!r}: "
@@ -54,9 +52,7 @@ def find_blocks(model: nn.Module, wrap: Sequence[str] = ()) -> dict[str, nn.Modu
     return {
         name: block
         for name, block in chosen.items()
-        if all(
-            everywhere[parameter] == count for parameter, count in _uses(block).items()
-        )
+        if all(everywhere[parameter] == count for parameter, count in _uses(block).items())
     }
 
 
@@ -125,35 +121,17 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     candidates = _candidates(model)
     listed = [candidate for candidate in candidates if candidate.is_listed]
     chosen = _choose(
-        [
-            candidate
-            for candidate in listed
-            if candidate.repeats and not candidate.is_layer
-        ]
-        or [
-            candidate
-            for candidate in candidates
-            if candidate.repeats and not candidate.is_layer
-        ]
-        or [
-            candidate
-            for candidate in listed
-            if not candidate.is_plain and not candidate.is_layer
-        ]
+        [candidate for candidate in listed if candidate.repeats and not candidate.is_layer]
+        or [candidate for candidate in candidates if candidate.repeats and not candidate.is_layer]
+        or [candidate for candidate in listed if not candidate.is_plain and not candidate.is_layer]
     )
 
-    layers = [
-        candidate for candidate in listed if candidate.repeats and candidate.is_layer
-    ]
+    layers = [candidate for candidate in listed if candidate.repeats and candidate.is_layer]
     largest = max(layers, key=lambda candidate: candidate.size, default=None)
-    if largest is not None and largest.size_outside(chosen) > sum(
-        block.size for block in chosen
-    ):
+    if largest is not None and largest.size_outside(chosen) > sum(block.size for block in chosen):
         chosen = [largest]
     names = {name for candidate in chosen for name in candidate.modules}
-    return _inside_out(
-        {name: module for name, module in model.named_modules() if name in names}
-    )
+    return _inside_out({name: module for name, module in model.named_modules() if name in names})
 
 
 def _candidates(model: nn.Module) -> list[_Candidate]:
@@ -230,9 +208,7 @@ def _by_size(model: nn.Module, least: int) -> dict[str, nn.Module]:
         if module is model or isinstance(module, (*CONTAINERS, nn.Embedding)):
             continue
         sizes = {
-            id(value): value.numel()
-            for value in module.parameters()
-            if id(value) not in taken
+            id(value): value.numel() for value in module.parameters() if id(value) not in taken
         }
         if sum(sizes.values()) >= least:
             blocks[name] = module

@@ -49,13 +49,9 @@ class PowerSGD:
     is compressed, since the state belongs to them: in a run that begins after `start` steps, in a
     resumed one after a paused pass."""
 
-    def __init__(
-        self, model: DistributedDataParallel, *, columns: int, start: int
-    ) -> None:
+    def __init__(self, model: DistributedDataParallel, *, columns: int, start: int) -> None:
         """`columns`: of a factor. The first `start` steps are not compressed."""
-        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
-            PowerSGDState,
-        )
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
         self._names = {
             id(parameter): name.removeprefix("module.model.")
@@ -94,10 +90,7 @@ class PowerSGD:
 
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """Collective: the mean of a bucket of gradients."""
-        from torch.distributed.algorithms.ddp_comm_hooks import (
-            default_hooks,
-            powerSGD_hook,
-        )
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
         if self._is_paused:
             return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
@@ -166,10 +159,7 @@ class PowerSGD:
         """Continue after this step, with the state of this rank, or an empty one. Where `start` is
         later now, it is not used."""
         names = ("parameters", "columns", "error", "p", "q")
-        saved = {
-            index: {name: bucket[name] for name in names}
-            for index, bucket in state.items()
-        }
+        saved = {index: {name: bucket[name] for name in names} for index, bucket in state.items()}
         self._torch_state.iter = step
         self._saved = saved if step >= self._torch_state.start_powerSGD_iter else {}
 

@@ -51,20 +51,14 @@ class ModuleInit:
         assert initialize is not None
         tied: dict[nn.Parameter, Tensor] = {}
         """Parameters that another module has initialized, with their values."""
-        for key, old in list(
-            module.named_parameters(recurse=False, remove_duplicate=False)
-        ):
+        for key, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if old in self._made:
                 tied[self._made[old]] = self._made[old].detach().clone()
             else:
-                self._made[old] = nn.Parameter(
-                    _unset_like(old), requires_grad=old.requires_grad
-                )
+                self._made[old] = nn.Parameter(_unset_like(old), requires_grad=old.requires_grad)
             setattr(module, key, self._made[old])
 
-        for key, buffer in list(
-            module.named_buffers(recurse=False, remove_duplicate=False)
-        ):
+        for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
             setattr(module, key, _unset_like(buffer))
 
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -100,9 +94,7 @@ def _is_unset(tensor: Tensor) -> bool:
     """Whether some of it was not written; of integers of 8 bits, which may have any value, whether
     nothing was."""
     if tensor.is_floating_point() or tensor.is_complex():
-        return bool(
-            (tensor.float() if tensor.element_size() == 1 else tensor).isnan().any()
-        )
+        return bool((tensor.float() if tensor.element_size() == 1 else tensor).isnan().any())
     bits = tensor.view(_BITS[tensor.element_size()])
     unset = bits == _unset_bits(bits)
     has_any_value = tensor.dtype in (torch.int8, torch.uint8)
@@ -111,10 +103,7 @@ def _is_unset(tensor: Tensor) -> bool:
 
 def _check_all_set(name: str, module: nn.Module, method: str) -> None:
     """Raise if the method has left out a tensor of the module."""
-    own_tensors = (
-        *module.named_parameters(recurse=False),
-        *module.named_buffers(recurse=False),
-    )
+    own_tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     for key, tensor in own_tensors:
         if _is_unset(tensor):
             full_name = f"{name}.{key}".lstrip(".")
@@ -125,7 +114,5 @@ def _check_all_set(name: str, module: nn.Module, method: str) -> None:
 
 
 def _method_of(module: Any) -> Callable[[], Any] | None:
-    method = getattr(module, "init_weights", None) or getattr(
-        module, "reset_parameters", None
-    )
+    method = getattr(module, "init_weights", None) or getattr(module, "reset_parameters", None)
     return method if callable(method) else None

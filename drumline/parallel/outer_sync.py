@@ -27,11 +27,7 @@ from drumline.config.rules import sync_interval
 from drumline.config.schema import DistConfig
 from drumline.parallel.replica_groups import DeltaSum, ReplicaGroups, Wire
 from drumline.parallel.wrap import LiveBuffers
-from drumline.rank.torch_internals import (
-    add_to_each,
-    copy_to_each,
-    names_ignored_by_ddp,
-)
+from drumline.rank.torch_internals import add_to_each, copy_to_each, names_ignored_by_ddp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +106,7 @@ class SyncedPart:
         else:
             missed = self.by_name(self.shared - self.begun).values()
             pairs = zip(missed, self._tensors, strict=True)
-            add_to_each(
-                self._tensors, [view.to(tensor.dtype) for view, tensor in pairs]
-            )
+            add_to_each(self._tensors, [view.to(tensor.dtype) for view, tensor in pairs])
 
         self.finished_at = self.began_at or 0
         self.began_at = None
@@ -141,9 +135,7 @@ class SyncedPart:
 
     def own(self) -> Tensor:
         """A copy of the own weights, as one vector."""
-        return torch.cat(
-            [tensor.reshape(-1).to(self._dtype) for tensor in self._tensors]
-        )
+        return torch.cat([tensor.reshape(-1).to(self._dtype) for tensor in self._tensors])
 
 
 class OuterSync:
@@ -182,9 +174,7 @@ class OuterSync:
         self.is_shared = False
         overlap = self.plan.overlap
         for part in self._parts:
-            if part.began_at is not None and (
-                is_last or step == part.began_at + overlap
-            ):
+            if part.began_at is not None and (is_last or step == part.began_at + overlap):
                 self._finish(part, step)
             elif part.began_at is not None and 2 * (step - part.began_at) >= overlap:
                 part.advance()
@@ -272,18 +262,13 @@ class OuterSync:
         collective."""
         return {
             "weights": [part.own().cpu() for part in self._parts],
-            "begun": [
-                None if part.began_at is None else part.begun.cpu()
-                for part in self._parts
-            ],
+            "begun": [None if part.began_at is None else part.begun.cpu() for part in self._parts],
             "buffers": [buffer.cpu().clone() for buffer in self._buffers.now()],
             "finished_at": self.finished_at,
         }
 
     @torch.no_grad()
-    def load_own_state(
-        self, state: Mapping[str, Any] | None, finished_at: Sequence[int]
-    ) -> None:
+    def load_own_state(self, state: Mapping[str, Any] | None, finished_at: Sequence[int]) -> None:
         """Continue with what a replica had to itself (None: a new one, with the shared weights),
         where the latest rounds of all are these. For one that it did not see the end of, it keeps
         the steps since then."""
@@ -306,9 +291,7 @@ class OuterSync:
         self.is_shared = False
 
     @torch.no_grad()
-    def repeat(
-        self, pending: Sequence[int], step: int, *, weight: float, is_last: bool
-    ) -> None:
+    def repeat(self, pending: Sequence[int], step: int, *, weight: float, is_last: bool) -> None:
         """Collective: begin these parts' rounds anew, and end them if training does not continue
         meanwhile."""
         due = [self._parts[number] for number in pending]
@@ -379,9 +362,7 @@ class OuterSync:
                 part.began_at = saved["began_at"]
                 part.begun = saved["begun"].to(part.begun, copy=True)
                 if part.sum is not None:
-                    part.sum.load_state_dict(
-                        saved["sum"], has_result=part.began_at is not None
-                    )
+                    part.sum.load_state_dict(saved["sum"], has_result=part.began_at is not None)
         elif dist.get_rank() == 0:
             log.warning(
                 "the replicas, or dist.sync_parts, dist.sync_overlap or dist.outer_dtype, changed since the "
@@ -394,15 +375,10 @@ class OuterSync:
         return [len(self.groups.leaders), self.plan.wire, self.plan.overlap, names]
 
 
-def make_sync(
-    settings: DistConfig, model: nn.Module, groups: ReplicaGroups
-) -> OuterSync:
+def make_sync(settings: DistConfig, model: nn.Module, groups: ReplicaGroups) -> OuterSync:
     """Of the model on its device."""
     # Without an outer optimizer, the step along the mean change is a whole one.
-    rates = {
-        "local": (1.0, 0.0),
-        "diloco": (settings.outer_lr, settings.outer_momentum),
-    }
+    rates = {"local": (1.0, 0.0), "diloco": (settings.outer_lr, settings.outer_momentum)}
     outer_lr, outer_momentum = rates[settings.sync.partition(":")[0]]
     plan = SyncPlan(
         every=sync_interval(settings.sync) or 1,

@@ -33,9 +33,7 @@ def recomputed(block: nn.Module, hidden: Tensor, *, draws_random: bool) -> Tenso
     """
     call = partial(checkpoint, block, hidden, preserve_rng_state=draws_random)
     # The compiler accepts no hooks here, and needs none: it never updates a buffer twice.
-    output: Tensor = _without_trace(
-        call, None if torch.compiler.is_compiling() else block
-    )
+    output: Tensor = _without_trace(call, None if torch.compiler.is_compiling() else block)
     return output
 
 
@@ -46,9 +44,7 @@ def is_recomputed(policy: bool | str, number: int) -> bool:
     return policy
 
 
-def recompute_blocks(
-    model: nn.Module, policy: bool | str, wrap: Sequence[str] = ()
-) -> None:
+def recompute_blocks(model: nn.Module, policy: bool | str, wrap: Sequence[str] = ()) -> None:
     """Let the blocks of a model compute their activations again; a model of this package does it
     itself. `wrap`: as for `find_blocks`."""
     computes_itself = hasattr(model, POLICY)
@@ -88,9 +84,7 @@ def _without_trace(call: Callable[..., Any], block: nn.Module | None) -> Any:
     """Call torch's `checkpoint` so that the second pass changes no buffer of this block."""
     if block is None or next(block.buffers(), None) is None:
         return call(use_reentrant=False)
-    return call(
-        use_reentrant=False, context_fn=lambda: (nullcontext(), _buffers_kept(block))
-    )
+    return call(use_reentrant=False, context_fn=lambda: (nullcontext(), _buffers_kept(block)))
 
 
 @contextmanager

@@ -63,11 +63,7 @@ def make_replica_groups(
     across = make_group(leaders, timeout_s=timeout_s)
 
     # All ranks make all groups, in the same order.
-    groups = {
-        ranks: make_group(ranks, timeout_s=timeout_s)
-        for ranks in ordered
-        if len(ranks) > 1
-    }
+    groups = {ranks: make_group(ranks, timeout_s=timeout_s) for ranks in ordered if len(ranks) > 1}
     (members,) = (ranks for ranks in ordered if dist.get_rank() in ranks)
     return ReplicaGroups(
         members=members,
@@ -85,22 +81,14 @@ def encode(rows: Tensor, wire: Wire) -> Tensor:
         return rows.to(sent_dtype).contiguous().view(torch.uint8)
     blocks = rows.float().view(len(rows), -1, BLOCK)
     scales = blocks.abs().amax(2, keepdim=True) / _LEVELS
-    rounded = (
-        (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny))
-        .round_()
-        .to(torch.int8)
-    )
-    return torch.cat(
-        [rounded.flatten(1).view(torch.uint8), scales.flatten(1).view(torch.uint8)], 1
-    )
+    rounded = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_().to(torch.int8)
+    return torch.cat([rounded.flatten(1).view(torch.uint8), scales.flatten(1).view(torch.uint8)], 1)
 
 
 def decode(rows: Tensor, wire: Wire, dtype: torch.dtype) -> Tensor:
     """The reverse of `encode`, but for its rounding."""
     if wire != "int8":
-        return (
-            rows.view(torch.bfloat16).to(dtype) if wire == "bf16" else rows.view(dtype)
-        )
+        return rows.view(torch.bfloat16).to(dtype) if wire == "bf16" else rows.view(dtype)
     length = rows.shape[1] * BLOCK // (BLOCK + _SCALE_BYTES)
     blocks = rows[:, :length].view(torch.int8).to(dtype).view(len(rows), -1, BLOCK)
     scales = rows[:, length:].contiguous().view(torch.float32)
@@ -211,11 +199,7 @@ class DeltaSum:
 
     def state_dict(self) -> dict[str, Tensor]:
         """What rounding has left out; and the sum, if it is settled and not taken."""
-        return (
-            self._errors
-            if self._result is None
-            else {**self._errors, "result": self._result}
-        )
+        return self._errors if self._result is None else {**self._errors, "result": self._result}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, has_result: bool) -> None:
         """That of the same replica among as many. `has_result`: it was saved while a sum was on its

@@ -86,17 +86,14 @@ class ReplicaComparison:
         """Collective: gather every rank's hashes and compare them."""
         held = {
             name: [f"{tensor.dtype} {list(tensor.shape)}", value]
-            for (name, tensor), value in zip(
-                tensors.items(), hashes.tolist(), strict=True
-            )
+            for (name, tensor), value in zip(tensors.items(), hashes.tolist(), strict=True)
         }
         reports = gather_json({"host": self.host, "tensors": held})
         if self.sharded is None or self._group is None:
             return find_difference(reports)
         groups = self.sharded.replica_ranks()
         differences = (
-            find_difference([reports[rank] for rank in ranks], ranks)
-            for ranks in groups
+            find_difference([reports[rank] for rank in ranks], ranks) for ranks in groups
         )
         return next(difference for difference in differences if difference.tensors)
 
@@ -157,9 +154,7 @@ def replica_tensors(
     an optimizer creates its state at the first step, and loading replaces it."""
     plain = unwrap_model(model)
     ignored = names_ignored_by_ddp(plain)
-    parameters = {
-        name: tensor for name, tensor in plain.named_parameters() if name not in ignored
-    }
+    parameters = {name: tensor for name, tensor in plain.named_parameters() if name not in ignored}
     buffers = {
         name: tensor
         for name, tensor in plain.named_buffers()

@@ -37,17 +37,13 @@ class _Flat:
         sizes = [parameter.numel() for parameter in parameters]
         self.chunk = -(-sum(sizes) // world_size)
         first = parameters[0]
-        self.data = torch.zeros(
-            self.chunk * world_size, dtype=first.dtype, device=first.device
-        )
+        self.data = torch.zeros(self.chunk * world_size, dtype=first.dtype, device=first.device)
         pieces = torch.split(self.data[: sum(sizes)], sizes)
 
         # In the parameter's memory order (channels_last, for example): fused optimizers use memory
         # order, not indices.
         self.views = [
-            piece.as_strided(
-                parameter.shape, torch.empty_like(parameter, device="meta").stride()
-            )
+            piece.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())
             for piece, parameter in zip(pieces, parameters, strict=True)
         ]
 
@@ -78,12 +74,7 @@ class _Bucket:
 
     def close_shard(self, shard: int, num_shards: int) -> None:
         """The shard's gradients are complete: add up complete subtrees."""
-        fold(
-            self._sums,
-            (TreeNode(shard, shard + 1), self._newest),
-            num_shards,
-            self._add,
-        )
+        fold(self._sums, (TreeNode(shard, shard + 1), self._newest), num_shards, self._add)
 
     def send(self, nodes: list[list[TreeNode]], rank: int) -> None:
         """Collective: start to send each rank its chunk of this rank's sums. `nodes`: the sums that
@@ -129,11 +120,7 @@ class _Bucket:
         if len(self._sums) == 1:
             return self._sums[0][1].data
         pieces = [flat.data.view(self._world_size, -1) for _, flat in self._sums]
-        return (
-            torch.stack(pieces, dim=1).flatten()
-            if pieces
-            else self._newest.data.new_empty(0)
-        )
+        return torch.stack(pieces, dim=1).flatten() if pieces else self._newest.data.new_empty(0)
 
     def _use(self, flat: _Flat) -> None:
         for parameter, view in zip(self.parameters, flat.views, strict=True):
@@ -171,9 +158,7 @@ class ShardSum:
         self._rank = rank
         self._world_size = world_size
         self._names = {
-            parameter: name
-            for name, parameter in parameters.items()
-            if parameter.numel()
+            parameter: name for name, parameter in parameters.items() if parameter.numel()
         }
         self._find_unused = find_unused
         self._used: set[Tensor] = set()
@@ -210,9 +195,7 @@ class ShardSum:
             self._ever_used |= self._used
         elif len(self._used) < len(self._names):
             unused = [
-                name
-                for parameter, name in self._names.items()
-                if parameter not in self._used
+                name for parameter, name in self._names.items() if parameter not in self._used
             ]
             raise UnusedParametersError(
                 f"the loss of shard {shard} does not use these parameters: {join_names(unused, most=NAMED)}",
@@ -253,10 +236,7 @@ class ShardSum:
         shard, num_shards = self._sends_along
 
         # In the order of the list, not of completion, which may differ between ranks.
-        while (
-            self._num_sent < len(self._buckets)
-            and not self._buckets[self._num_sent].missing
-        ):
+        while self._num_sent < len(self._buckets) and not self._buckets[self._num_sent].missing:
             ready = self._buckets[self._num_sent]
             ready.close_shard(shard, num_shards)
             ready.send(self._nodes(num_shards), self._rank)
@@ -277,9 +257,7 @@ class ShardSum:
         self._ever_used.clear()
 
 
-def _grouped(
-    parameters: Iterable[nn.Parameter], bucket_bytes: int
-) -> list[list[nn.Parameter]]:
+def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     """Buckets of one type each, the last parameters first: their gradients are ready first."""
     groups: list[list[nn.Parameter]] = []
     open_groups: dict[torch.dtype, list[nn.Parameter]] = {}
@@ -341,10 +319,5 @@ def nodes_of(shards: range, num_shards: int) -> list[TreeNode]:
     can."""
     sums: Sums[None] = []
     for shard in shards:
-        fold(
-            sums,
-            (TreeNode(shard, shard + 1), None),
-            num_shards,
-            lambda left, right: None,
-        )
+        fold(sums, (TreeNode(shard, shard + 1), None), num_shards, lambda left, right: None)
     return [node for node, _ in sums]

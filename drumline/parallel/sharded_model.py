@@ -59,17 +59,13 @@ class ShardedModel(Applied):
         self.mesh = mesh
         self.device = device
         sharded = {
-            name: module
-            for name, module in model.named_modules()
-            if is_sharded_block(module)
+            name: module for name, module in model.named_modules() if is_sharded_block(module)
         }
         self.use = BlockUse(sharded, mode=plan.mode, finds_unused=plan.finds_unused)
 
         # A forward pass without a backward pass would leave parameters gathered, and the optimizer
         # changes the shards.
-        model.register_forward_hook(
-            lambda *_: None if torch.is_grad_enabled() else self.reshard()
-        )
+        model.register_forward_hook(lambda *_: None if torch.is_grad_enabled() else self.reshard())
 
     def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the function, and raise if it has left out a block."""
@@ -92,9 +88,7 @@ class ShardedModel(Applied):
 
     def replica_ranks(self) -> list[list[int]]:
         """All ranks, by the shard that they hold."""
-        columns: list[list[int]] = self.mesh.mesh.reshape(
-            -1, self.plan.num_shards
-        ).T.tolist()
+        columns: list[list[int]] = self.mesh.mesh.reshape(-1, self.plan.num_shards).T.tolist()
         return columns
 
     @contextmanager
@@ -165,9 +159,7 @@ def shard_model(
     mesh = _make_mesh(plan, device)
     options: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(
-            plan.dtype, plan.dtype, cast_forward_inputs=False
-        ),
+        "mp_policy": MixedPrecisionPolicy(plan.dtype, plan.dtype, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy() if plan.offloads else OffloadPolicy(),
     }
 
@@ -176,8 +168,7 @@ def shard_model(
     for name, block in blocks.items():
         if prepare is not None:
             prepare(
-                (f"{name}.{inner}".rstrip("."), module)
-                for inner, module in block.named_modules()
+                (f"{name}.{inner}".rstrip("."), module) for inner, module in block.named_modules()
             )
         fully_shard(block, reshard_after_forward=not is_zero1, **options)
 
@@ -204,9 +195,7 @@ def _make_mesh(plan: ShardingPlan, device: torch.device) -> Any:
     shape = {"shard": plan.num_shards}
     if plan.mode == "hsdp":
         shape = {"replicate": dist.get_world_size() // plan.num_shards, **shape}
-    mesh = init_device_mesh(
-        device.type, tuple(shape.values()), mesh_dim_names=tuple(shape)
-    )
+    mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     for group in mesh.get_all_groups():
         set_group_timeout(plan.timeout_s, group)
     return mesh

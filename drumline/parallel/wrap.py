@@ -19,12 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.base.errors import UsageError
 from drumline.base.text import join_names
 from drumline.parallel.comm_hook import rounding_hook
-from drumline.rank.torch_internals import (
-    copy_to_each,
-    is_batchnorm,
-    live_buffers,
-    uncompiled,
-)
+from drumline.rank.torch_internals import copy_to_each, is_batchnorm, live_buffers, uncompiled
 
 SMALL_BATCH = 16
 NAMED = 5
@@ -95,10 +90,7 @@ def wrap_model(
     is no group. `comm`: in which type gradients are sent. `group`: the ranks that reduce them, if
     not all. `ddp_options`: DDP's own."""
     hook = None if comm == "none" else rounding_hook(comm)
-    unknown = (
-        ddp_options.keys()
-        - inspect.signature(DistributedDataParallel).parameters.keys()
-    )
+    unknown = ddp_options.keys() - inspect.signature(DistributedDataParallel).parameters.keys()
     if unknown:  # on one process too, where DDP would not say so
         raise TypeError(f"DistributedDataParallel has no argument {min(unknown)!r}")
     model = model.to(device)
@@ -113,9 +105,7 @@ def wrap_model(
     if sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-untyped-call]
     # DDP warns about weights with a dimension of size 1, which are harmless.
-    warnings.filterwarnings(
-        "ignore", message="Grad strides do not match bucket view strides"
-    )
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     options: dict[str, Any] = {
         _BUFFER_OPTION: broadcast_buffers,
         # Not torch's default, with which the first bucket is smaller.
@@ -151,14 +141,9 @@ def names_without_gradient(error: BaseException) -> list[str] | None:
     use them all, and has their numbers. Empty: unknown. None: it is another error."""
     if "Expected to have finished reduction in the prior iteration" not in str(error):
         return None
-    owners = [
-        frame.f_locals.get("self")
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-    ]
+    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     models = [owner for owner in owners if isinstance(owner, DistributedDataParallel)]
-    numbers = re.search(
-        r"indices which did not receive grad for rank \d+: ([\d ]+)", str(error)
-    )
+    numbers = re.search(r"indices which did not receive grad for rank \d+: ([\d ]+)", str(error))
     if not models or numbers is None:
         return []
 
@@ -191,9 +176,7 @@ def has_batchnorm(model: nn.Module) -> bool:
     return any(is_batchnorm(module) for module in model.modules())
 
 
-def small_batch_warning(
-    model: nn.Module, *, batch_size: int, in_shards: bool
-) -> str | None:
+def small_batch_warning(model: nn.Module, *, batch_size: int, in_shards: bool) -> str | None:
     """The warning, if BatchNorm sees too few samples at once."""
     layers = [
         name
@@ -224,11 +207,7 @@ class LiveBuffers:
         ]
 
     def now(self) -> list[Tensor]:
-        return [
-            buffer
-            for places, name in self._places
-            if (buffer := places[name]) is not None
-        ]
+        return [buffer for places, name in self._places if (buffer := places[name]) is not None]
 
     def __bool__(self) -> bool:
         return bool(self._places)
@@ -236,9 +215,7 @@ class LiveBuffers:
     def keep(self, memory: list[Tensor] | None = None) -> list[Tensor]:
         """A copy of all buffers, in the memory of an earlier copy if it fits."""
         now = self.now()
-        if memory is None or [copy.shape for copy in memory] != [
-            buffer.shape for buffer in now
-        ]:
+        if memory is None or [copy.shape for copy in memory] != [buffer.shape for buffer in now]:
             memory = [torch.empty_like(buffer) for buffer in now]
         _copy_all(memory, now)
         return memory
@@ -254,9 +231,7 @@ class LiveBuffers:
                 sources.append(copy)
         _copy_all(targets, sources)
 
-    def broadcast(
-        self, group: dist.ProcessGroup | None = None, source: int = 0
-    ) -> None:
+    def broadcast(self, group: dist.ProcessGroup | None = None, source: int = 0) -> None:
         """Collective: copy rank 0's buffers to every rank, or those of `source` inside a group; one
         message for each type."""
         if not self._places or not dist.is_initialized() or dist.get_world_size() == 1:

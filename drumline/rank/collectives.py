@@ -64,22 +64,14 @@ def gather_on_main(content: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     is_main = dist.get_rank() == 0
     nothing = [0] * len(sizes)
     device = _device()
-    received = (
-        [torch.empty(size, dtype=torch.uint8) for size in sizes] if is_main else []
-    )
+    received = [torch.empty(size, dtype=torch.uint8) for size in sizes] if is_main else []
     for start in range(0, max(sizes), PIECE_BYTES):
-        lengths = (
-            [max(0, min(size - start, PIECE_BYTES)) for size in sizes]
-            if is_main
-            else nothing
-        )
+        lengths = [max(0, min(size - start, PIECE_BYTES)) for size in sizes] if is_main else nothing
         own_piece = content[start : start + PIECE_BYTES].to(device)
         pieces = own_piece.new_empty(sum(lengths))
         # Each rank sends as many bytes as it has, to rank 0 only; a gather would send as many as
         # the longest.
-        dist.all_to_all_single(
-            pieces, own_piece, lengths, [len(own_piece), *nothing[1:]]
-        )
+        dist.all_to_all_single(pieces, own_piece, lengths, [len(own_piece), *nothing[1:]])
         for whole, piece in zip(received, torch.split(pieces, lengths), strict=False):
             whole[start : start + PIECE_BYTES] = piece
 
@@ -144,8 +136,7 @@ def check_same(values: Mapping[str, Any], *, host: str, next_step: str) -> None:
         by_ranks = [report["values"].get(name) for report in reports]
         if any(value != by_ranks[0] for value in by_ranks):
             raise PreflightError(
-                f"ranks differ in {name}: {by_rank(by_ranks, hosts)}",
-                next_step=next_step,
+                f"ranks differ in {name}: {by_rank(by_ranks, hosts)}", next_step=next_step
             )
 
 
@@ -160,9 +151,7 @@ def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> 
         f"the initial weights; first difference in {name}": f"{list(tensor.shape)} {value & (2**64 - 1):016x}"
         for (name, tensor), value in zip(tensors.items(), hashes, strict=True)
     }
-    next_step = (
-        "build the model after the seed is set and from the same settings on every rank"
-    )
+    next_step = "build the model after the seed is set and from the same settings on every rank"
     check_same(hashes_by_name, host=host, next_step=next_step)
 
 

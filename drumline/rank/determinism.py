@@ -81,18 +81,14 @@ def capture_rng(device: torch.device) -> Tensor:
             next_step="leave it as it is, and draw from a np.random.Generator of your own",
         )
 
-    on_gpu = (
-        _to_bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else b""
-    )
+    on_gpu = _to_bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else b""
     _, key, gauss = random.getstate()
     python_state = _PYTHON.pack(*key, gauss is not None, gauss or 0.0)
     numpy_global: Any = np.random.get_state()
     _, numpy_key, *rest = numpy_global
     numpy_state = _NUMPY.pack(*numpy_key.tolist(), *rest)
     parts = (_to_bytes(torch.get_rng_state()), on_gpu, numpy_state, python_state)
-    packed = _RNG_HEADER.pack(_RNG_MARK, _RNG_VERSION, *map(len, parts)) + b"".join(
-        parts
-    )
+    packed = _RNG_HEADER.pack(_RNG_MARK, _RNG_VERSION, *map(len, parts)) + b"".join(parts)
     return _to_tensor(packed.ljust(RNG_BYTES, b"\0"))
 
 
@@ -111,12 +107,7 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
     *key, position, has_gauss, gauss = _NUMPY.unpack(numpy_state)
     inner = {"key": np.array(key, dtype=np.uint32), "pos": position}
     np.random.set_state(
-        {
-            "bit_generator": "MT19937",
-            "state": inner,
-            "has_gauss": has_gauss,
-            "gauss": gauss,
-        }
+        {"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss}
     )
     *key, has_gauss, gauss = _PYTHON.unpack(python_state)
     random.setstate((3, tuple(key), gauss if has_gauss else None))

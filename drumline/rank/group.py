@@ -26,11 +26,7 @@ import torch.distributed as dist
 from drumline.base.errors import PreflightError, log
 from drumline.base.rank_environment import Topology
 from drumline.rank.rendezvous.live_nodes import JOIN_S, LiveNodes
-from drumline.rank.rendezvous.rank_rendezvous import (
-    Rendezvous,
-    StartOptions,
-    join_rendezvous,
-)
+from drumline.rank.rendezvous.rank_rendezvous import Rendezvous, StartOptions, join_rendezvous
 from drumline.rank.rendezvous.rank_store import open_store
 from drumline.rank.rendezvous.reachability import check_reachability
 from drumline.rank.torch_internals import process_groups, set_group_timeout
@@ -74,9 +70,7 @@ def join_group(
         live.facts = options.facts
         if live.latest.members:
             options = replace(options, timeout_s=JOIN_S)
-        store = open_store(
-            topology, timeout_s=options.timeout_s, check=live.check_finished
-        )
+        store = open_store(topology, timeout_s=options.timeout_s, check=live.check_finished)
         if live.latest.members:
             store = store.under(f"group-{live.latest.generation}")
 
@@ -90,9 +84,7 @@ def join_group(
             check=lambda store: None if live is None else live.check_start(store),
         )
         if len(rendezvous.nodes) > 1:
-            rendezvous = check_reachability(
-                rendezvous, topology, options, backend=backend
-            )
+            rendezvous = check_reachability(rendezvous, topology, options, backend=backend)
     except dist.DistError as error:
         raise PreflightError(
             f"not all of the {topology.world_size} ranks continued the start within {options.timeout_s:g} s, or "
@@ -170,9 +162,7 @@ def leave_group(*, broken: bool = False) -> bool:
     for error in errors:
         if not broken:
             raise error
-        log.warning(
-            f"the broken process group was not destroyed: {type(error).__name__}: {error}"
-        )
+        log.warning(f"the broken process group was not destroyed: {type(error).__name__}: {error}")
 
     return not destroying.is_alive()
 

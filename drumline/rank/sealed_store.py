@@ -54,9 +54,7 @@ class SealedStore:
 
     def under(self, prefix: str) -> SealedStore:
         """The part of the store below this prefix."""
-        return SealedStore(
-            self._base, self.secret, f"{self.prefix}/{prefix}", self.foreign
-        )
+        return SealedStore(self._base, self.secret, f"{self.prefix}/{prefix}", self.foreign)
 
     def clone(self) -> SealedStore:
         """A copy with a separate connection."""
@@ -80,9 +78,7 @@ class SealedStore:
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """torchrun's agent calls it."""
-        sealed = [
-            self._seal(key, value) for key, value in zip(keys, values, strict=True)
-        ]
+        sealed = [self._seal(key, value) for key, value in zip(keys, values, strict=True)]
         self.raw.multi_set(list(keys), sealed)  # type: ignore[attr-defined]  # torch has it, its types do not
 
     def get(self, key: str) -> bytes:
@@ -116,9 +112,7 @@ class SealedStore:
         values = self.there(keys)
         return list(values.values()) if len(values) == len(keys) else None
 
-    def compare_set(
-        self, key: str, expected: str | bytes, desired: str | bytes
-    ) -> bytes:
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """As torch's: returns the value afterwards. A foreign value is replaced."""
         sealed = self._seal(key, desired)
         sealed_expected = self._seal(key, expected) if expected else b""
@@ -161,22 +155,14 @@ class SealedStore:
         """Wait until all have values of this job."""
         deadline = time.monotonic() + patience.total_seconds()
         while True:
-            stored = (
-                [self.raw.get(keys[0])]
-                if len(keys) == 1
-                else self.raw.multi_get(list(keys))
-            )
-            values = [
-                self._open(key, value) for key, value in zip(keys, stored, strict=True)
-            ]
+            stored = [self.raw.get(keys[0])] if len(keys) == 1 else self.raw.multi_get(list(keys))
+            values = [self._open(key, value) for key, value in zip(keys, stored, strict=True)]
             opened = [value for value in values if value is not None]
             if len(opened) == len(keys):
                 return opened
             if time.monotonic() > deadline:
                 foreign = keys[values.index(None)]
-                raise dist.DistStoreError(
-                    f"no value of this job is at {self.prefix}/{foreign}"
-                )
+                raise dist.DistStoreError(f"no value of this job is at {self.prefix}/{foreign}")
             time.sleep(POLL_S)
 
     def _hash(self, key: str, value: bytes) -> bytes:
@@ -232,9 +218,7 @@ def decoded(kind: type[T], text: bytes) -> T | None:
         return None
 
 
-def document(
-    text: bytes | str, **kinds: type | tuple[type, ...]
-) -> dict[str, Any] | None:
+def document(text: bytes | str, **kinds: type | tuple[type, ...]) -> dict[str, Any] | None:
     """A JSON object that has these fields, of these types; None for anything else."""
     if len(text) > MAX_BYTES:
         return None
@@ -249,7 +233,6 @@ def has_fields(content: object, kinds: Mapping[str, type | tuple[type, ...]]) ->
     """Whether it is a JSON object with these fields, of these types."""
     # bool is a subclass of int.
     return isinstance(content, dict) and all(
-        isinstance(content.get(name), kind)
-        and (kind is not int or type(content[name]) is int)
+        isinstance(content.get(name), kind) and (kind is not int or type(content[name]) is int)
         for name, kind in kinds.items()
     )

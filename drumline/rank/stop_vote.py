@@ -103,9 +103,7 @@ class StopVote:
         """Ranks that have not written their step."""
         ranks = range(self._world_size)
         return [
-            rank
-            for rank in ranks
-            if not self._store.check([f"position/{self._round}/{rank}"])
+            rank for rank in ranks if not self._store.check([f"position/{self._round}/{rank}"])
         ] or [0]
 
     def abandon(self) -> None:
@@ -141,9 +139,7 @@ class StopVote:
         if self.stop is not None and foremost < self.stop:
             self._store.compare_set("decision", "", str(self.stop))
         elif not self._store.check([f"proposal/{self._round}"]):
-            self._store.set(
-                f"proposal/{self._round}", str(foremost + (1 << self._round))
-            )
+            self._store.set(f"proposal/{self._round}", str(foremost + (1 << self._round)))
 
     def _position(self) -> int:
         """The last step after which this rank may have continued."""

@@ -55,9 +55,7 @@ def listen_for_store(address: str, port: int = 0) -> tuple[int, int]:
     """A socket at that address only (its descriptor, which the store then owns), and its port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     # It listens at once: until then another process can bind to it too.
-    with socket.create_server(
-        (address, port), family=family, backlog=BACKLOG
-    ) as listener:
+    with socket.create_server((address, port), family=family, backlog=BACKLOG) as listener:
         port = listener.getsockname()[1]
         return listener.detach(), port
 
@@ -88,16 +86,12 @@ def _reached_address(host: str, port: int) -> str:
         return host
 
 
-def break_dead_connections(
-    port: int | None, *, after_s: int, address: str | None = None
-) -> None:
+def break_dead_connections(port: int | None, *, after_s: int, address: str | None = None) -> None:
     """Close this process's connections to that port, or address, when the peer sends nothing for so
     long. Otherwise an operation of the store would wait forever: a host that loses its power does
     not close its connections."""
     for connection, peer in _connections():
-        if (port is None or peer[1] == port) and (
-            address is None or peer[0] == address
-        ):
+        if (port is None or peer[1] == port) and (address is None or peer[0] == address):
             _break_after(connection, after_s)
 
 
@@ -116,10 +110,7 @@ def _connections() -> Iterator[tuple[socket.socket, tuple[str, int]]]:
     for number in [int(entry.name) for entry in entries if _is_socket(entry)]:
         # A listed descriptor may be closed by now, or not be a connection. The copy shares the
         # original's options.
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(fileno=os.dup(number)) as connection,
-        ):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
             peer = connection.getpeername()
             if isinstance(peer, tuple):
                 yield connection, (str(peer[0]), int(peer[1]))
@@ -139,9 +130,7 @@ def _break_after(connection: socket.socket, after_s: int) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, after_s * 1000)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, after_s // 3))
-    connection.setsockopt(
-        socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, after_s // 6)
-    )
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, after_s // 6))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
     # After a cut TCP doubles the wait before each retransmission; Linux 6.15 and later can limit
     # it.

@@ -40,9 +40,7 @@ def hash_tensors(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     # By device, so that the few on another device (an optimizer's counters, on the CPU) are copied
     # at once.
     for source in {tensor.device for tensor in tensors}:
-        chosen = [
-            number for number, tensor in enumerate(tensors) if tensor.device == source
-        ]
+        chosen = [number for number, tensor in enumerate(tensors) if tensor.device == source]
         device_hashes = _hash_on_device([tensors[number] for number in chosen], source)
         # Wait for a copy to the CPU: otherwise its numbers would be read before they have arrived.
         device_hashes = device_hashes.to(device, non_blocking=device.type != "cpu")
@@ -59,9 +57,7 @@ def hash_tensors(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 def combine(hashes: Tensor, names: Sequence[str]) -> Tensor:
     """One int64 for many hashes, in any order: each is mixed with its name, then added. One changed
     hash is always found, since the mixing is a bijection."""
-    return _mix(
-        hashes ^ _mix(_on(hashes.device, [text_hash(name) for name in names]))
-    ).sum()
+    return _mix(hashes ^ _mix(_on(hashes.device, [text_hash(name) for name in names]))).sum()
 
 
 def text_hash(text: str) -> int:
@@ -77,10 +73,7 @@ def _hash_on_device(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     sums = [(words * multipliers).sum(dim=1) for words in _blocks(raws)]
     lengths = [-(-raw.numel() // ROW_BYTES) for raw in raws]
     *starts, total = accumulate(lengths, initial=0)
-    hashes = _on(
-        device,
-        [text_hash(f"{tensor.dtype} {list(tensor.shape)}") for tensor in tensors],
-    )
+    hashes = _on(device, [text_hash(f"{tensor.dtype} {list(tensor.shape)}") for tensor in tensors])
     owners = torch.repeat_interleave(_on(device, lengths), output_size=total)
     places = torch.arange(total, device=device) - _on(device, starts)[owners]
     rows = torch.cat(sums) if sums else _on(device, [])
@@ -93,14 +86,7 @@ def _on(device: torch.device, numbers: list[int]) -> Tensor:
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """A tensor's content in the order of its indices, as bytes, on its device."""
-    return (
-        tensor.detach()
-        .resolve_conj()
-        .resolve_neg()
-        .contiguous()
-        .reshape(-1)
-        .view(torch.uint8)
-    )
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _blocks(raws: Sequence[Tensor]) -> Iterator[Tensor]:

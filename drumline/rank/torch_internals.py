@@ -29,9 +29,7 @@ def set_group_timeout(timeout_s: float, group: dist.ProcessGroup | None = None) 
     """How long a collective of this group, by default that of all ranks, may take. Public from
     torch 2.15 on, where the private name prints a warning. Without it collectives in training would
     have the longer timeout of the start."""
-    set_timeout = (
-        getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-    )
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(timedelta(seconds=timeout_s), group)
 
 
@@ -165,10 +163,7 @@ def parameters_in_reduction() -> set[str]:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if "fsdp_params" in frame.f_locals:
-            return {
-                getattr(param, "_param_fqn", "")
-                for param in frame.f_locals["fsdp_params"]
-            }
+            return {getattr(param, "_param_fqn", "") for param in frame.f_locals["fsdp_params"]}
         frame = frame.f_back
     return set()
 
@@ -177,9 +172,7 @@ def parameters_in_reduction() -> set[str]:
 # keep on a GPU: on the machine that plans, torch would choose others. Without them `drumline plan`
 # fails for models that call it.
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention
-flash_attention_backward = (
-    torch.ops.aten._scaled_dot_product_flash_attention_backward.default
-)
+flash_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
 efficient_attention = torch.ops.aten._scaled_dot_product_efficient_attention
 
 
@@ -300,16 +293,10 @@ def awaited_workers(frames: Iterable[FrameType]) -> list[tuple[int, int]]:
         is_loading = isinstance(iterator, dataloader._MultiProcessingDataLoaderIter)
         if is_loading and not iterator._shutdown:
             # There is no such list before all of them are started.
-            needed = getattr(
-                iterator, "_workers_status", [True] * len(iterator._workers)
-            )
+            needed = getattr(iterator, "_workers_status", [True] * len(iterator._workers))
             # Workers may be added meanwhile.
             pairs = zip(list(iterator._workers), needed, strict=False)
-            return [
-                (n, worker.pid)
-                for n, (worker, is_needed) in enumerate(pairs)
-                if is_needed
-            ]
+            return [(n, worker.pid) for n, (worker, is_needed) in enumerate(pairs) if is_needed]
     return []
 
 

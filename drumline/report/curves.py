@@ -100,9 +100,7 @@ class Curves:
 
     def in_order(self) -> list[Curve]:
         """The loss first, then the task's other numbers, then the engine's."""
-        task_charts = [
-            chart for chart, _ in self._curves if chart not in UNITS.values()
-        ]
+        task_charts = [chart for chart, _ in self._curves if chart not in UNITS.values()]
         charts = list(dict.fromkeys(["loss", *task_charts, *UNITS.values()]))
 
         curves = []
@@ -162,6 +160,5 @@ def table_rows(curves: Sequence[Curve]) -> list[tuple[int, list[float | None]]]:
     """A few steps with the value of each curve at that step, or the last one before it."""
     steps = sorted({step for curve in curves for step in curve.steps})
     return [
-        (step, [curve.value_at(step) for curve in curves])
-        for step in evenly(steps, TABLE_ROWS)
+        (step, [curve.value_at(step) for curve in curves]) for step in evenly(steps, TABLE_ROWS)
     ]

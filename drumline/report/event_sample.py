@@ -25,8 +25,7 @@ MAX_SECONDS = 1e9
 def rank_files(folder: Path) -> dict[int, Path]:
     """The event files by rank, in the order of ranks."""
     named_files = (
-        (RANK_FILE.fullmatch(path.name), path)
-        for path in sorted(folder.glob("rank-*.jsonl"))
+        (RANK_FILE.fullmatch(path.name), path) for path in sorted(folder.glob("rank-*.jsonl"))
     )
     files = {int(named[1]): path for named, path in named_files if named is not None}
     return dict(sorted(files.items()))
@@ -79,18 +78,10 @@ def _windows(file: Any, most_bytes: int) -> Iterator[list[bytes]]:
 def _usable(line: bytes, kind: str | None) -> dict[str, Any] | None:
     """The event in a line; None: it has another kind, or no usable time and step."""
     event = parse_line(line) if line.strip() else None
-    if (
-        event is None
-        or type(event.get("kind")) is not str
-        or kind not in (None, event["kind"])
-    ):
+    if event is None or type(event.get("kind")) is not str or kind not in (None, event["kind"]):
         return None
     step = event.get("step")
-    if (
-        unix_time(event.get("time")) is None
-        or type(step) is not int
-        or not 0 <= step < MAX_STEP
-    ):
+    if unix_time(event.get("time")) is None or type(step) is not int or not 0 <= step < MAX_STEP:
         return None
     return event
 

@@ -37,9 +37,7 @@ class AttemptTimes:
         """The seconds in steps."""
         if self.first_step_at is None:
             return 0.0
-        return max(
-            0.0, self.last - self.first_step_at - self.evaluation_s - self.save_s
-        )
+        return max(0.0, self.last - self.first_step_at - self.evaluation_s - self.save_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +62,7 @@ class Goodput:
     def share(self) -> float:
         """The part of the time, from 0 to 1, that was spent on steps and evaluations that
         counted."""
-        return (
-            (self.training_s + self.evaluation_s) / self.total_s
-            if self.total_s > 0
-            else 0.0
-        )
+        return (self.training_s + self.evaluation_s) / self.total_s if self.total_s > 0 else 0.0
 
     def parts(self) -> list[tuple[str, float]]:
         """Each part with its name, in the order in which they are shown."""
@@ -130,7 +124,5 @@ class RunClock:
 
     def at(self, moment: float) -> float:
         """The seconds of the run at a Unix time."""
-        paused = sum(
-            min(moment, end) - begin for begin, end in self._pauses if moment > begin
-        )
+        paused = sum(min(moment, end) - begin for begin, end in self._pauses if moment > begin)
         return max(0.0, moment - self._begin - paused)

@@ -24,9 +24,7 @@ MAX_ROWS = 48
 LEVELS = (0.03, 0.08, 0.15, 0.25, 0.4, 0.6)
 """The least excess of each colour, as a fraction of a step."""
 MIN_EXCESS = LEVELS[1]
-OWN_WORK = tuple(
-    phase.name.lower() for phase in (Phase.DATA, Phase.FORWARD, Phase.OPTIMIZER)
-)
+OWN_WORK = tuple(phase.name.lower() for phase in (Phase.DATA, Phase.FORWARD, Phase.OPTIMIZER))
 STEP_PHASES = tuple(phase.name.lower() for phase in IN_STEPS)
 
 
@@ -90,9 +88,7 @@ class HeatMap:
     def slow_ranks(self) -> list[HeatRow]:
         """Those that were slow for long enough to be seen: a tenth of the time, and three
         intervals."""
-        slow_rows = [
-            row for row in self.rows if row.slow_cells >= max(3, len(row.cells) / 10)
-        ]
+        slow_rows = [row for row in self.rows if row.slow_cells >= max(3, len(row.cells) / 10)]
         return sorted(slow_rows, key=lambda row: row.slowness, reverse=True)
 
 
@@ -114,12 +110,9 @@ def make_heat_map(
     column_s = max(clock.seconds / max(1, num_columns), 1e-9)
 
     fractions = {
-        rank: _own_fractions(times, clock, column_s, num_columns)
-        for rank, times in phases.items()
+        rank: _own_fractions(times, clock, column_s, num_columns) for rank, times in phases.items()
     }
-    usual = [
-        _usual_fraction(fractions.values(), column) for column in range(num_columns)
-    ]
+    usual = [_usual_fraction(fractions.values(), column) for column in range(num_columns)]
 
     rows = []
     for rank, by_column in sorted(fractions.items()):

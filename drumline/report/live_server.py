@@ -64,9 +64,7 @@ class LiveServer(ThreadingTCPServer):
         self._thread.join()
         self.server_close()
 
-    def send_page(
-        self, connection: socket.socket, send: Callable[[bytes], None]
-    ) -> None:
+    def send_page(self, connection: socket.socket, send: Callable[[bytes], None]) -> None:
         """To a connection that has asked for it by its address."""
         with self._changing:
             self._idle.pop(connection, None)
@@ -124,9 +122,7 @@ class PageHandler(BaseHTTPRequestHandler):
         # A page of another site that resolves to the loopback address has another host.
         is_own = self.headers.get("Host") in (f"{LOOPBACK}:{port}", f"localhost:{port}")
         requested_path = self.path.encode(errors="replace")
-        if not is_own or not hmac.compare_digest(
-            requested_path, self.server.hidden_path.encode()
-        ):
+        if not is_own or not hmac.compare_digest(requested_path, self.server.hidden_path.encode()):
             self.send_error(404)
             return
 

@@ -17,25 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from drumline.base.text import (
-    duration,
-    file_size,
-    plural,
-    print_message,
-    show_lines,
-    shown,
-)
+from drumline.base.text import duration, file_size, plural, print_message, show_lines, shown
 from drumline.base.untrusted import replace_text
 from drumline.metrics.display import metric_text, number_text, speed
-from drumline.report.curves import (
-    SCALING,
-    SHARES,
-    TRAINING,
-    Curve,
-    evenly,
-    table_rows,
-    thinned,
-)
+from drumline.report.curves import SCALING, SHARES, TRAINING, Curve, evenly, table_rows, thinned
 from drumline.report.event_sample import number, text
 from drumline.report.goodput import Goodput, RunClock, goodput_of
 from drumline.report.heat_map import (
@@ -113,16 +98,11 @@ def write_report(runs: Sequence[Path], to: Path) -> Path:
 def render_page(runs: Sequence[RunData], *, refresh_s: float | None = None) -> str:
     """`refresh_s`: the page loads itself again after so many seconds, while the run is training."""
     names = run_names(runs)
-    views = [
-        _view(run, name, num_runs=len(runs))
-        for run, name in zip(runs, names, strict=True)
-    ]
+    views = [_view(run, name, num_runs=len(runs)) for run, name in zip(runs, names, strict=True)]
     charts = _charts(runs, names)
     by_set = metrics_by_set(runs[0])
     settings = [row for row in compare([run.settings for run in runs]) if row.differs]
-    environment = [
-        row for row in compare([run.environment for run in runs]) if row.differs
-    ]
+    environment = [row for row in compare([run.environment for run in runs]) if row.differs]
 
     return _template().render(
         views=views,
@@ -163,10 +143,7 @@ def _mean_step(run: RunData) -> dict[str, float]:
     """The mean of each phase over the ranks that report phases, in seconds a step."""
     means = [mean_phases(times) for times in run.phases.values()]
     means = [phases_s for phases_s in means if phases_s]
-    totals = {
-        phase: sum(phases_s.get(phase, 0.0) for phases_s in means)
-        for phase in STEP_PHASES
-    }
+    totals = {phase: sum(phases_s.get(phase, 0.0) for phases_s in means) for phase in STEP_PHASES}
     return {phase: total / len(means) for phase, total in totals.items() if total > 0}
 
 
@@ -217,10 +194,7 @@ def run_names(runs: Sequence[RunData]) -> list[str]:
 def compare(of_runs: Sequence[Mapping[str, str]]) -> list[ComparedRow]:
     """A row for each name, in the order of the runs."""
     names = dict.fromkeys(name for facts in of_runs for name in facts)
-    return [
-        ComparedRow(name, tuple(facts.get(name, "") for facts in of_runs))
-        for name in names
-    ]
+    return [ComparedRow(name, tuple(facts.get(name, "") for facts in of_runs)) for name in names]
 
 
 def facts_of(run: RunData, goodput: Goodput) -> dict[str, str]:
@@ -261,19 +235,12 @@ def metrics_by_set(run: RunData) -> dict[str, dict[str, str]]:
 def _speeds(run: RunData) -> dict[str, str]:
     """Of the end, or of the last log line of a run that has none."""
     last = {
-        curve.chart: value
-        for curve in run.curves
-        for value in curve.values
-        if value is not None
+        curve.chart: value for curve in run.curves for value in curve.values if value is not None
     }
     facts = {}
     if samples := number(run.end.get("samples_per_s")) or last.get("samples/s"):
         facts["speed"] = speed(samples)
-    for name, chart in (
-        ("tokens_per_s", "tokens/s"),
-        ("tflop_per_s", "TFLOP/s"),
-        ("mfu", "MFU"),
-    ):
+    for name, chart in (("tokens_per_s", "tokens/s"), ("tflop_per_s", "TFLOP/s"), ("mfu", "MFU")):
         if value := number(run.end.get(name)) or last.get(chart):
             facts[chart] = f"{value:.1%}" if name == "mfu" else number_text(value)
 
@@ -377,8 +344,7 @@ def _chart(title: str, drawn: Sequence[DrawnCurve], most: int) -> ChartView:
     metric = curves[0].chart
     axis = "ranks" if metric == SCALING else "step"
     series = [
-        _series(drawn_curve, shown(drawn_curve.label)[:MAX_LABEL], most)
-        for drawn_curve in drawn
+        _series(drawn_curve, shown(drawn_curve.label)[:MAX_LABEL], most) for drawn_curve in drawn
     ]
     is_share = metric in SHARES or metric.endswith("accuracy")
 
@@ -432,9 +398,7 @@ def _template() -> Template:
         "ms": lambda seconds: f"{seconds * 1000:,.{1 if seconds < 0.1 else 0}f} ms",
         "percent": lambda share: f"{share:.1%}",
         "level": level_of,
-        "clock": lambda moment: time.strftime(
-            "%Y-%m-%d %H:%M:%S", time.localtime(moment)
-        ),
+        "clock": lambda moment: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)),
     }
     styles = [(_HERE / name).read_text(encoding="utf-8") for name in _STYLES]
     scripts = [(_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS]
@@ -465,10 +429,6 @@ def report_at_end(folder: Path, *, prints: bool = True) -> None:
             if prints:
                 show_lines([f"report: {written}"])
     except OSError as error:
-        print_message(
-            f"warning: {folder / REPORT_FILE} could not be written: {error.strerror}"
-        )
+        print_message(f"warning: {folder / REPORT_FILE} could not be written: {error.strerror}")
     except Exception as error:
-        print_message(
-            f"warning: the report could not be written: {type(error).__name__}: {error}"
-        )
+        print_message(f"warning: the report could not be written: {type(error).__name__}: {error}")

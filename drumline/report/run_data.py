@@ -14,13 +14,7 @@ from typing import Any, TypedDict
 
 from drumline.base.errors import UsageError
 from drumline.base.text import number_ranges
-from drumline.base.untrusted import (
-    TEXT_BYTES,
-    from_json,
-    parse_json,
-    parse_toml,
-    read_regular,
-)
+from drumline.base.untrusted import TEXT_BYTES, from_json, parse_json, parse_toml, read_regular
 from drumline.metrics.display import event_line, metrics_of
 from drumline.report.curves import SCALING, Curve, Curves, evenly
 from drumline.report.event_sample import (
@@ -318,9 +312,7 @@ def _read_scaling(path: Path) -> list[Curve]:
     curves = []
     for name, line in lines.items():
         by_ranks = {
-            point.ranks: number(point.efficiency)
-            for point in line
-            if 0 < point.ranks < MAX_STEP
+            point.ranks: number(point.efficiency) for point in line if 0 < point.ranks < MAX_STEP
         }
         sizes = sorted(by_ranks)
         if sizes:

@@ -117,9 +117,7 @@ def folder_state(folder: RunFolder, *, has_events: bool) -> FolderState:
     if has_events or state == "running":
         return state
 
-    return (
-        "corrupt" if has_settings or os.path.lexists(folder.event_file(0)) else OWN_LOOP
-    )
+    return "corrupt" if has_settings or os.path.lexists(folder.event_file(0)) else OWN_LOOP
 
 
 def _extent(path: Path) -> tuple[int, float]:

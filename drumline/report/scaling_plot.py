@@ -36,9 +36,7 @@ Line = Sequence[EfficiencyPoint]
 def efficiency_lines(result: Prediction | Measurement) -> Mapping[str, Line]:
     """By what they show."""
     if isinstance(result, Prediction):
-        predicted = [
-            EfficiencyPoint(size.ranks, *size.efficiency) for size in result.sizes
-        ]
+        predicted = [EfficiencyPoint(size.ranks, *size.efficiency) for size in result.sizes]
         return {f"predicted, {result.network}": predicted}
 
     lines: dict[str, list[EfficiencyPoint]] = {}
@@ -77,9 +75,7 @@ class Axes(NamedTuple):
     def bar(self, ranks: int, low: float, high: float, colour: str, width: int) -> str:
         """A vertical line from one efficiency to another."""
         x = self.x(ranks)
-        ends = (
-            f'x1="{x:.1f}" x2="{x:.1f}" y1="{self.y(low):.1f}" y2="{self.y(high):.1f}"'
-        )
+        ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{self.y(low):.1f}" y2="{self.y(high):.1f}"'
         return f'<line {ends} stroke="{colour}" stroke-width="{width}"/>'
 
 
@@ -112,9 +108,7 @@ def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
         colour = COLOURS[number % len(COLOURS)]
         places = [(axes.x(point.ranks), axes.y(point.efficiency)) for point in line]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
-        )
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for point in line:
             parts.append(axes.bar(point.ranks, point.low, point.high, colour, 2))
         parts.append(_label(LEFT + 200 * number, 36, name, f'fill="{colour}"'))
@@ -122,8 +116,6 @@ def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _label(
-    x: float, y: float, label: str, attributes: str = 'text-anchor="middle"'
-) -> str:
+def _label(x: float, y: float, label: str, attributes: str = 'text-anchor="middle"') -> str:
     """A text in the plot."""
     return f'<text x="{x:.1f}" y="{y:.1f}" {attributes}>{escape(label)}</text>'

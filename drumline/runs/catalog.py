@@ -18,13 +18,7 @@ from blake3 import blake3
 
 from drumline.base.errors import CheckpointError
 from drumline.base.text import file_size
-from drumline.base.untrusted import (
-    DOCUMENT_BYTES,
-    descriptor_of,
-    parse_json,
-    read_regular,
-    size_of,
-)
+from drumline.base.untrusted import DOCUMENT_BYTES, descriptor_of, parse_json, read_regular, size_of
 from drumline.runs import manifest
 from drumline.runs.manifest import CorruptCheckpointError, Manifest
 
@@ -44,16 +38,10 @@ _REASONS = {
         "the disk is full",
         "free some space on the disk of {folder}, or inodes (df -i)",
     ),
-    errno.EDQUOT: (
-        "the disk quota is used up",
-        "free some space, or ask for a larger quota",
-    ),
+    errno.EDQUOT: ("the disk quota is used up", "free some space, or ask for a larger quota"),
     errno.EACCES: _PERMISSION,
     errno.EPERM: _PERMISSION,
-    errno.EROFS: (
-        "the file system is read-only",
-        "mount the disk of {folder} for writing",
-    ),
+    errno.EROFS: ("the file system is read-only", "mount the disk of {folder} for writing"),
     errno.EEXIST: _IN_THE_WAY,
     errno.ENOTDIR: _IN_THE_WAY,
 }
@@ -78,9 +66,7 @@ def verify(path: Path) -> Manifest:
         with manifest.reading(path, name):
             checksum = checksum_of(path / name)
         if checksum != record.blake3:
-            raise CorruptCheckpointError(
-                path, f"{name}: its checksum differs from the manifest's"
-            )
+            raise CorruptCheckpointError(path, f"{name}: its checksum differs from the manifest's")
     return checked
 
 
@@ -89,22 +75,16 @@ def check_sizes(path: Path) -> Manifest:
     content = manifest.read(path)
     folder = STEP_NAME.fullmatch(path.name)
     if folder and int(folder[1]) != content.step:
-        raise CorruptCheckpointError(
-            path, f"{manifest.FILE_NAME} belongs to step {content.step}"
-        )
+        raise CorruptCheckpointError(path, f"{manifest.FILE_NAME} belongs to step {content.step}")
     for name, record in content.files.items():
         with manifest.reading(path, name):
             size = size_of(path / name)
         if size != record.size:
-            raise CorruptCheckpointError(
-                path, f"{name} has {size} of {record.size} bytes"
-            )
+            raise CorruptCheckpointError(path, f"{name} has {size} of {record.size} bytes")
     return content
 
 
-def newest_valid(
-    root: Path, check: Callable[[Path], None] | None = None
-) -> NewestCheckpoint:
+def newest_valid(root: Path, check: Callable[[Path], None] | None = None) -> NewestCheckpoint:
     """The newest checkpoint that is complete, with every byte checked, and finite; if none is
     finite, the newest complete one.
 
@@ -186,18 +166,14 @@ def checksum_of(path: Path) -> str:
     return checksum.hexdigest()
 
 
-def explain_os_error(
-    error: OSError, *, folder: Path, needed: int | None = None
-) -> tuple[str, str]:
+def explain_os_error(error: OSError, *, folder: Path, needed: int | None = None) -> tuple[str, str]:
     """The reason of an OSError in a folder, and what to do next."""
     reason = error.strerror or str(error)
     next_step = "check the disk of {folder}, and that no other run uses it"
     reason, next_step = _REASONS.get(error.errno or 0, (reason, next_step))
     if needed is not None:
         with suppress(OSError):
-            reason += (
-                f" ({file_size(needed)} needed, {file_size(_free_bytes(folder))} free)"
-            )
+            reason += f" ({file_size(needed)} needed, {file_size(_free_bytes(folder))} free)"
     return reason, next_step.format(
         folder=folder,
         file=error.filename2 or error.filename,
@@ -207,7 +183,5 @@ def explain_os_error(
 
 def _free_bytes(folder: Path) -> int:
     """On the disk of this folder, which may not exist yet."""
-    nearest = next(
-        path for path in (folder, *folder.absolute().parents) if os.path.lexists(path)
-    )
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     return shutil.disk_usage(nearest).free

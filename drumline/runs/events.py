@@ -110,12 +110,7 @@ class Reporter:
             step = fields.pop("step", self._step)
             # A checkpoint is reported when it is complete, some steps later.
             self._step = max(step, self._step)
-            stamp = {
-                "time": time.time(),
-                "number": self._number,
-                "kind": kind,
-                "rank": self._rank,
-            }
+            stamp = {"time": time.time(), "number": self._number, "kind": kind, "rank": self._rank}
             self._number += 1
             event = {**stamp, "host": self._host, "step": step, **fields}
             for index, sink in enumerate(self._sinks):
@@ -124,9 +119,7 @@ class Reporter:
                 except OSError as error:
                     if index not in self._failing:
                         self._failing.add(index)
-                        self.report(
-                            "warning", message=f"events are being lost: {error}"
-                        )
+                        self.report("warning", message=f"events are being lost: {error}")
                 else:
                     self._failing.discard(index)
 

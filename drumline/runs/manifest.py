@@ -116,9 +116,7 @@ def reading(folder: Path, name: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise CorruptCheckpointError(folder, f"{name} is missing") from error
     except OSError as error:
-        raise CorruptCheckpointError(
-            folder, f"{name} cannot be read: {error.strerror}"
-        ) from error
+        raise CorruptCheckpointError(folder, f"{name} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise CorruptCheckpointError(folder, f"{name}: {error}") from error
 
@@ -128,6 +126,4 @@ def _to_bytes(content: Mapping[str, Any]) -> bytes:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    return blake3(
-        json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-    ).hexdigest()
+    return blake3(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

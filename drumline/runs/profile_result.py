@@ -333,9 +333,7 @@ def most_crowded(profile: ProfileResult) -> CrowdedRank | None:
 def sent_part(settings: Mapping[str, str]) -> float | None:
     """The bytes that are sent for a byte of fp32 gradients, by `dist.comm`; None: with PowerSGD not
     in proportion."""
-    return {"bf16": 0.5, "fp16": 0.5, "powersgd": None}.get(
-        settings.get("dist.comm", "none"), 1.0
-    )
+    return {"bf16": 0.5, "fp16": 0.5, "powersgd": None}.get(settings.get("dist.comm", "none"), 1.0)
 
 
 def write_profile(run: Path, result: ProfileResult) -> Path:
@@ -350,9 +348,7 @@ def read_profile(path: Path) -> ProfileResult:
     """The profile of a run folder, or of the file itself."""
     file = path / PROFILE_FOLDER / PROFILE_FILE if path.is_dir() else path
     try:
-        return from_json(
-            ProfileResult, parse_json(read_regular(file, follow_links=file == path))
-        )
+        return from_json(ProfileResult, parse_json(read_regular(file, follow_links=file == path)))
     except FileNotFoundError:
         raise UsageError(
             f"{path} has no profile",

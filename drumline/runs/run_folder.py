@@ -134,9 +134,7 @@ def set_aside(folder: RunFolder) -> Path | None:
     # a folder of another user, or a link of one to a folder of ours
     with folder.refusing():
         check_own_folder(folder.path, follow_links=True)
-    first = aside = path.with_name(
-        f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"
-    )
+    first = aside = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
     number = 0
     with locked(folder):
         while aside.exists():
@@ -151,9 +149,7 @@ def set_aside(folder: RunFolder) -> Path | None:
 def locked(folder: RunFolder) -> Iterator[None]:
     """Keep a second job out of this folder. The lock ends with the process, however it exits."""
     with folder.refusing():
-        descriptor = descriptor_of(
-            folder.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_APPEND
-        )
+        descriptor = descriptor_of(folder.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     with os.fdopen(descriptor, "a+", encoding="utf-8", errors="replace") as file:
         try:
             # Not flock, which DataLoader workers would inherit and might hold after the rank has
@@ -181,9 +177,7 @@ def job_at_work(folder: RunFolder) -> str | None:
     lock, which would keep out a job that starts at this moment."""
     try:
         with open_regular(folder.path / ".lock") as file:
-            lock = fcntl.fcntl(
-                file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, 0, 0, 0, 0)
-            )
+            lock = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, 0, 0, 0, 0))
             if _FLOCK.unpack(lock)[0] == fcntl.F_UNLCK:
                 return None
             return file.read(MAX_LOCK_BYTES).decode(errors="replace").strip()
@@ -225,8 +219,7 @@ def find_run(run: Path) -> Path:
     if beside := _runs_in(run.parent):
         hint = f"; {did_you_mean(run.name, beside, known_as='known runs here')}"
     raise UsageError(
-        f"there is no run folder {run}{hint}",
-        next_step="give the folder that `--run` named",
+        f"there is no run folder {run}{hint}", next_step="give the folder that `--run` named"
     )
 
 
@@ -240,8 +233,4 @@ def _runs_in(folder: Path) -> list[str]:
 def is_run(path: Path) -> bool:
     """Whether a folder has what a run writes first."""
     folder = RunFolder(path)
-    return (
-        folder.config_file.is_file()
-        or folder.events.is_dir()
-        or folder.checkpoints.is_dir()
-    )
+    return folder.config_file.is_file() or folder.events.is_dir() or folder.checkpoints.is_dir()

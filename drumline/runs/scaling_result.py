@@ -160,9 +160,7 @@ def write_scaling(run: Path, result: Prediction | Measurement) -> Path:
     """Write the document into a run folder, under a name of its own."""
     folder = run / SCALE_FOLDER
     make_own_folder(folder)
-    path = (
-        folder / f"{type(result).__name__.lower()}-{round(result.made_at * 1000)}.json"
-    )
+    path = folder / f"{type(result).__name__.lower()}-{round(result.made_at * 1000)}.json"
     replace_text(path, json.dumps(asdict(result), indent=1) + "\n")
     return path
 
@@ -170,9 +168,7 @@ def write_scaling(run: Path, result: Prediction | Measurement) -> Path:
 def read_scaling(run: Path, kind: type[T]) -> list[T]:
     """All documents of this kind in a run folder, the oldest first."""
     paths = (run / SCALE_FOLDER).glob(f"{kind.__name__.lower()}-*.json")
-    return sorted(
-        (_read(path, kind) for path in paths), key=lambda document: document.made_at
-    )
+    return sorted((_read(path, kind) for path in paths), key=lambda document: document.made_at)
 
 
 def _read(path: Path, kind: type[T]) -> T:

@@ -73,9 +73,7 @@ class StepTimesHistogram:
             p99_s=self._quantile(0.99),
             stalls=sum(count for _, count in stalls),
             stalled_part=stalled_s / self._total_s,
-            longest=tuple(
-                LongStep(step=step, seconds=seconds) for seconds, step in longest
-            ),
+            longest=tuple(LongStep(step=step, seconds=seconds) for seconds, step in longest),
         )
 
     def _quantile(self, part: float) -> float:

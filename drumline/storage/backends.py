@@ -16,12 +16,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from drumline.base.background import T, in_background
-from drumline.base.errors import (
-    DrumlineError,
-    MissingExtraError,
-    UsageError,
-    did_you_mean,
-)
+from drumline.base.errors import DrumlineError, MissingExtraError, UsageError, did_you_mean
 from drumline.base.text import without_credentials
 from drumline.base.untrusted import replacing
 
@@ -29,14 +24,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 PIECE_BYTES = 8 << 20
 """How much of an object is read at a time."""
 Kind = Literal[
-    "missing",
-    "denied",
-    "credentials",
-    "unreachable",
-    "busy",
-    "corrupt",
-    "disk",
-    "other",
+    "missing", "denied", "credentials", "unreachable", "busy", "corrupt", "disk", "other"
 ]
 
 
@@ -66,9 +54,7 @@ class StoreError(DrumlineError):
 
 def corrupt(where: str, reason: str) -> StoreError:
     what = f"{where} is corrupt: {reason}"
-    return StoreError(
-        what, next_step="upload it again, or use an earlier copy", kind="corrupt"
-    )
+    return StoreError(what, next_step="upload it again, or use an earlier copy", kind="corrupt")
 
 
 CONNECT_TIMEOUT_S = 10.0
@@ -192,9 +178,7 @@ class S3Backend:
         if isinstance(source, bytes):
             self._client.put_object(Bucket=self._bucket, Key=key, Body=source)
         else:
-            self._client.upload_file(
-                str(source), self._bucket, key, Config=self._transfer
-            )
+            self._client.upload_file(str(source), self._bucket, key, Config=self._transfer)
 
     def has_checked(self, name: str, size: int) -> bool:
         """Whether the object has this size, and S3 compared a checksum when it received it. If this
@@ -248,9 +232,7 @@ class S3Backend:
         from boto3.exceptions import S3UploadFailedError
         from botocore import exceptions
 
-        if isinstance(error, S3UploadFailedError) and isinstance(
-            error.__context__, Exception
-        ):
+        if isinstance(error, S3UploadFailedError) and isinstance(error.__context__, Exception):
             error = error.__context__  # boto3 keeps only its text
 
         name = type(error).__name__
@@ -334,9 +316,7 @@ class S3Backend:
         is_busy = status == HTTPStatus.TOO_MANY_REQUESTS or status >= 500
         meaning = "SlowDown" if is_busy else _SAME_AS.get(code, code)
         what, next_step, kind = _ANSWERS.get(meaning, _ANSWERS["other"])
-        return StoreError(
-            what.format(**facts), next_step=next_step.format(**facts), kind=kind
-        )
+        return StoreError(what.format(**facts), next_step=next_step.format(**facts), kind=kind)
 
 
 ANSWER_S = 300.0
@@ -360,9 +340,7 @@ class FsspecBackend:
         try:
             # Listings are not cached: another process may write.
             options = {"use_listings_cache": False, "skip_instance_cache": True}
-            self._files, self._root = _answered(
-                lambda _: fsspec.core.url_to_fs(url, **options)
-            )
+            self._files, self._root = _answered(lambda _: fsspec.core.url_to_fs(url, **options))
             self._has_folders = not self._files.async_impl  # buckets do not
         except ImportError as error:  # fsspec names the package
             raise UsageError(
@@ -379,9 +357,7 @@ class FsspecBackend:
 
     def entries(self, under: str) -> Iterator[tuple[str, int, str]]:
         with suppress(FileNotFoundError):
-            listing = _answered(
-                lambda _: self._files.find(self._path(under), detail=True)
-            )
+            listing = _answered(lambda _: self._files.find(self._path(under), detail=True))
             for path, entry in listing.items():
                 tag = next((str(entry[name]) for name in _TAGS if entry.get(name)), "")
                 yield path.removeprefix(self._root).lstrip("/"), entry["size"], tag
@@ -396,9 +372,7 @@ class FsspecBackend:
 
         reading = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
         # fsspec would truncate the earlier object first.
-        writing = (
-            replacing(Path(path)) if self._is_local else self._files.open(path, "wb")
-        )
+        writing = replacing(Path(path)) if self._is_local else self._files.open(path, "wb")
         with reading as source_file, writing as target_file:
             while piece := source_file.read(PIECE_BYTES):
                 target_file.write(piece)

@@ -22,13 +22,7 @@ from drumline.base.background import T
 from drumline.base.errors import DrumlineError, UsageError
 from drumline.base.text import CREDENTIALS
 from drumline.base.untrusted import DOCUMENT_BYTES, replacing
-from drumline.storage.backends import (
-    DISK_FULL,
-    FsspecBackend,
-    S3Backend,
-    StoreError,
-    corrupt,
-)
+from drumline.storage.backends import DISK_FULL, FsspecBackend, S3Backend, StoreError, corrupt
 
 RETRY_AFTER_S = (1.0, 4.0)
 """Before an object is read again whose connection was cut."""
@@ -96,9 +90,7 @@ class ObjectStore:
         with self._explained(name):
             self._backend.put(name, source)
 
-    def check(
-        self, name: str, *, size: int, checksum: str, reads_all: bool = False
-    ) -> None:
+    def check(self, name: str, *, size: int, checksum: str, reads_all: bool = False) -> None:
         """Raise unless the store has these bytes. S3 compares a checksum when it receives an
         object; where a store did not, or with `reads_all`, the object is read again, and `checksum`
         (blake3) compared."""
@@ -114,9 +106,7 @@ class ObjectStore:
 
     def read(self, name: str) -> bytes:
         """The bytes of a small object."""
-        return self._repeated(
-            lambda: b"".join(self._chunks_up_to(DOCUMENT_BYTES, [name]))
-        )
+        return self._repeated(lambda: b"".join(self._chunks_up_to(DOCUMENT_BYTES, [name])))
 
     def fetch(
         self,
@@ -137,9 +127,7 @@ class ObjectStore:
 
         def fetch() -> str:
             with replacing(to) as file:
-                digest = self._pass_on(
-                    names, file.write, size=size, checksum=checksum, most=limit
-                )
+                digest = self._pass_on(names, file.write, size=size, checksum=checksum, most=limit)
                 file.flush()
                 os.fsync(file.fileno())
             return digest
@@ -193,9 +181,7 @@ class ObjectStore:
             count += len(chunk)
 
         if size not in (None, count):
-            raise corrupt(
-                self._where(names[0]), f"it has {count:,} bytes in place of {size:,}"
-            )
+            raise corrupt(self._where(names[0]), f"it has {count:,} bytes in place of {size:,}")
         if checksum not in (None, digest.hexdigest()):
             reason = "its checksum differs from the one that was recorded"
             raise corrupt(self._where(names[0]), reason)
@@ -235,9 +221,7 @@ class ObjectStore:
             if chunk is None:
                 return
             if self._is_stopped:
-                raise StoreError(
-                    f"{self._where(name)}: stopped", next_step="start again"
-                )
+                raise StoreError(f"{self._where(name)}: stopped", next_step="start again")
 
             yield chunk
 

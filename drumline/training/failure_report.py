@@ -50,9 +50,7 @@ from drumline.training.steps.graph import user_line
 from drumline.watch.failure_kind import FailureKind, failure_kind
 
 # After a restart the file system would refuse the write again.
-REFUSALS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
-)
+REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
 # A RuntimeError raised in these modules may be caused by the exit of another process (a rank, a
 # DataLoader worker).
 OTHERS_FAULT = ("torch.distributed", "torch.autograd", "torch.utils.data", "drumline.")
@@ -69,10 +67,7 @@ def report_failure(
     """Print what happened, if this rank was the first to fail; returns the exit code of the whole
     job. `run`: where the logs are that it is added to, if any."""
     place = ddp.place(progress.step or None)
-    if (
-        ddp.connection.store is None
-        and (topology := topology_from(environment)) is not None
-    ):
+    if ddp.connection.store is None and (topology := topology_from(environment)) is not None:
         let_first_rank_report(topology)
         place = Place(host=topology.host, rank=topology.rank)
 
@@ -92,9 +87,7 @@ def report_failure(
     )
     first = ddp.connection.claim_failure(error, failure, environment=environment)
     log_file = None if run is None else RunFolder(run).log_file(ddp.rank)
-    _print_once(
-        error, place, first, log_file, run=run or Path(), environment=environment
-    )
+    _print_once(error, place, first, log_file, run=run or Path(), environment=environment)
     return (first or failure).exit_code
 
 
@@ -102,11 +95,7 @@ def subject(error: BaseException, place: Place) -> Place:
     """The rank that an error is about: the one it names, otherwise the one that raised it."""
     if not isinstance(error, DrumlineError) or error.place.rank is None:
         return place
-    return (
-        replace(error.place, step=place.step)
-        if error.place.step is None
-        else error.place
-    )
+    return replace(error.place, step=place.step) if error.place.step is None else error.place
 
 
 def _print_once(
@@ -228,9 +217,7 @@ def _leave_out(report: traceback.TracebackException) -> int:
     """Returns how many frames."""
     frames = list(report.stack)
     shown_frames = [
-        frame
-        for frame in frames
-        if is_users_file(frame.filename) or frame is frames[-1]
+        frame for frame in frames if is_users_file(frame.filename) or frame is frames[-1]
     ]
     if not any(is_users_file(frame.filename) for frame in shown_frames):
         return 0
@@ -244,12 +231,9 @@ def _explained(error: BaseException, place: Place, run: Path) -> BaseException:
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return error
     path = error.filename2 or error.filename
-    reason, next_step = explain_os_error(
-        error, folder=Path(str(path)).parent if path else run
-    )
+    reason, next_step = explain_os_error(error, folder=Path(str(path)).parent if path else run)
     explained = TrainingError(
-        f"{reason}: {path or run}",
-        next_step=f"{next_step}, then rerun the same command",
+        f"{reason}: {path or run}", next_step=f"{next_step}, then rerun the same command"
     )
     return explained.located(place)
 

@@ -76,10 +76,7 @@ class GroupState:
         furthest = max(map(self._rounds_and_step, self.positions))
 
         for peer in self.positions:
-            if (
-                peer % self.num_shards == shard
-                and self._rounds_and_step(peer) == furthest
-            ):
+            if peer % self.num_shards == shard and self._rounds_and_step(peer) == furthest:
                 return peer
 
         _, step = furthest
@@ -116,9 +113,7 @@ class GroupState:
     def check_replica(self, ranks: Sequence[int]) -> None:
         """Refuse to continue with a replica that one of these ranks has updated in its last step
         and another has not: each of them has its own copy of the weights."""
-        steps = {
-            self.positions[rank]["step"] for rank in ranks if rank in self.positions
-        }
+        steps = {self.positions[rank]["step"] for rank in ranks if rank in self.positions}
         if len(steps) > 1:
             raise TrainingError(
                 f"{join_names(f'rank {rank}' for rank in ranks)} train one replica, and have left it at the steps "
@@ -163,9 +158,7 @@ def keep_state(context: RunContext, facts: RunFacts, saver: Saver) -> KeptState:
     pending: list[int] = []
     if job.sync is not None:
         replica = job.sync.own_state()
-        pending = job.sync.pending(
-            progress.step, is_last=progress.step >= context.total_steps
-        )
+        pending = job.sync.pending(progress.step, is_last=progress.step >= context.total_steps)
 
     position = {
         "step": progress.step,
@@ -192,23 +185,18 @@ def _copy_to_host(context: RunContext) -> Snapshot:
         snapshot = live_state(job, context.hooks, progress)
         for file, tensors in snapshot.tensors.items():
             copies[file] = {
-                name: own_part(tensor).detach().cpu().clone()
-                for name, tensor in tensors.items()
+                name: own_part(tensor).detach().cpu().clone() for name, tensor in tensors.items()
             }
 
     # As JSON, which is copied, and is what another rank would get.
     return Snapshot(copies, json.loads(json.dumps(snapshot.documents)))
 
 
-def compare_group(
-    kept_state: KeptState | None, ddp: RunManager, *, is_sharded: bool
-) -> GroupState:
+def compare_group(kept_state: KeptState | None, ddp: RunManager, *, is_sharded: bool) -> GroupState:
     """Collective: how far the ranks of this group are. `is_sharded`: the ranks of a node hold one
     model."""
     gathered = gather_json(None if kept_state is None else kept_state.position)
-    positions = {
-        rank: position for rank, position in enumerate(gathered) if position is not None
-    }
+    positions = {rank: position for rank, position in enumerate(gathered) if position is not None}
     return GroupState(positions, ddp.local_world_size if is_sharded else 1)
 
 
@@ -227,9 +215,7 @@ def check_newest(root: Path, group: GroupState) -> None:
         )
 
 
-def restore_kept(
-    context: RunContext, group: GroupState, kept_state: KeptState | None
-) -> None:
+def restore_kept(context: RunContext, group: GroupState, kept_state: KeptState | None) -> None:
     """Collective: continue with the job that was built for this group, and repeat a round that did
     not end."""
     job = context.job
@@ -254,10 +240,7 @@ def restore_kept(
 
 
 def _restore_replica(
-    context: RunContext,
-    sync: OuterSync,
-    group: GroupState,
-    kept_state: KeptState | None,
+    context: RunContext, sync: OuterSync, group: GroupState, kept_state: KeptState | None
 ) -> None:
     """Collective: what this rank's replica has to itself, and a round that did not end."""
     group.check_replica(sync.groups.members)
@@ -270,14 +253,10 @@ def _restore_replica(
     has_state = kept_state is not None
     weight = len(sync.groups.members) / len(group.positions) if has_state else 0.0
     step = context.progress.step
-    sync.repeat(
-        furthest["pending"], step, weight=weight, is_last=step >= context.total_steps
-    )
+    sync.repeat(furthest["pending"], step, weight=weight, is_last=step >= context.total_steps)
 
 
-def report_regrouped(
-    context: RunContext, group: NodeGroup, kept_state: KeptState | None
-) -> None:
+def report_regrouped(context: RunContext, group: NodeGroup, kept_state: KeptState | None) -> None:
     """After the first step of a group: who was lost or joined, and for how long this rank was
     paused."""
     paused_s = None if kept_state is None else time.monotonic() - kept_state.left_at
@@ -286,9 +265,7 @@ def report_regrouped(
     texts = []
     if lost:
         verb = "was" if len(lost) == 1 else "were"
-        texts.append(
-            f"{join_names(lost)} {verb} lost by step {step}; the others continue"
-        )
+        texts.append(f"{join_names(lost)} {verb} lost by step {step}; the others continue")
 
     if group.joined:
         texts.append(
@@ -296,9 +273,7 @@ def report_regrouped(
         )
 
     if not texts:
-        texts = [
-            f"the same nodes continue after step {step}: a connection between them was lost"
-        ]
+        texts = [f"the same nodes continue after step {step}: a connection between them was lost"]
     paused = "" if paused_s is None else f" (paused {duration(paused_s)})"
     context.reporter.report(
         "regrouped",
@@ -311,9 +286,7 @@ def report_regrouped(
     )
 
 
-def _send_what_is_lacking(
-    group: GroupState, kept_state: KeptState | None, job: Job
-) -> Snapshot:
+def _send_what_is_lacking(group: GroupState, kept_state: KeptState | None, job: Job) -> Snapshot:
     """Collective: from its source to each rank that lacks something. All others take part, so that
     several get it at once."""
     rank = job.ddp.rank
@@ -328,9 +301,7 @@ def _send_what_is_lacking(
             sent = snapshot
             if lacking == "shared":
                 shared = snapshot.tensors.keys() & SHARED_FILES
-                sent = Snapshot(
-                    {file: snapshot.tensors[file] for file in sorted(shared)}, {}
-                )
+                sent = Snapshot({file: snapshot.tensors[file] for file in sorted(shared)}, {})
         is_for_this_rank = needs[rank] == (source, lacking)
         received = broadcast(sent, source=source, keeps=is_for_this_rank)
         if is_for_this_rank:
@@ -352,9 +323,7 @@ def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:
     def shard(name: str, part: Tensor) -> Tensor:
         """The tensor of this name, as a shard if its parameter is one."""
         names = (name, *name.split("/"))
-        parameter = next(
-            (parameters[name] for name in names if name in parameters), None
-        )
+        parameter = next((parameters[name] for name in names if name in parameters), None)
         if parameter is None or own_part(parameter).shape != part.shape:
             return part
         return like_shard(parameter, part.to(own_part(parameter).device))

@@ -21,21 +21,11 @@ from drumline.rank.collectives import all_sum, collective_counter
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.preemption import Preempt, Preemption
 from drumline.training.between_steps.saver import Saver
-from drumline.training.between_steps.throughput import (
-    DdpStepTimes,
-    ExposedCommunication,
-    Speed,
-)
+from drumline.training.between_steps.throughput import DdpStepTimes, ExposedCommunication, Speed
 from drumline.training.between_steps.trace import TracedStep
 from drumline.training.job.evaluation_job import evaluate, numbers
 from drumline.training.output import WatchNotices
-from drumline.training.run_context import (
-    AT_EPOCH_END,
-    Action,
-    Periodic,
-    RunContext,
-    SimpleAction,
-)
+from drumline.training.run_context import AT_EPOCH_END, Action, Periodic, RunContext, SimpleAction
 from drumline.training.steps.compilation import report_recompilations
 from drumline.training.steps.eager import AnyStep
 from drumline.training.tasks.base import Task
@@ -86,9 +76,7 @@ class LogTraining(Action):
 
     name = "log"
 
-    def __init__(
-        self, context: RunContext, non_finite: NonFinite, notices: WatchNotices
-    ) -> None:
+    def __init__(self, context: RunContext, non_finite: NonFinite, notices: WatchNotices) -> None:
         self.interval = context.config.log.every_steps
         self._progress = context.progress
         self._first_step = context.progress.step
@@ -171,11 +159,7 @@ class LogTraining(Action):
 
         self._slow_s += lap_s
         self._slow_waited_s += waited_s
-        if (
-            self._slow_s >= MIN_S
-            and not self._has_advised
-            and job.ddp.is_main_process()
-        ):
+        if self._slow_s >= MIN_S and not self._has_advised and job.ddp.is_main_process():
             self._has_advised = True
             share = min(1.0, self._slow_waited_s / self._slow_s)
             advice = data_advice(
@@ -193,9 +177,7 @@ class LogTraining(Action):
         """What this rank has counted for the log line."""
         job = context.job
         compilations = job.ddp.connection.compilations
-        compiled_at = (
-            [] if compilations is None else list(compilations.began_at.values())
-        )
+        compiled_at = [] if compilations is None else list(compilations.began_at.values())
         measured = self._communication.newest(context.progress.step)
         return RankCounts(
             num_compiled=len(compiled_at),
@@ -212,9 +194,7 @@ class LogTraining(Action):
         world_size = context.job.ddp.world_size
         measured = None
         if not math.isnan(ranks.exposed_s):
-            measured = DdpStepTimes(
-                ranks.exposed_s / world_size, ranks.computing_s / world_size
-            )
+            measured = DdpStepTimes(ranks.exposed_s / world_size, ranks.computing_s / world_size)
         return context.throughput.lap(
             waited_s=ranks.waited_s / world_size,
             tokens=ranks.tokens,
@@ -247,9 +227,7 @@ def data_advice(workers: int, cores: int, share: float, *, is_stream: bool) -> s
         "--data.resident, if the dataset fits into the GPU's memory",
         'docs/data.md, "Your own dataset, fast"; drumline profile measures what a batch costs',
     ]
-    return as_list(
-        f"{plural(workers, 'worker')} and {plural(cores, 'core')}; try:", remedies
-    )
+    return as_list(f"{plural(workers, 'worker')} and {plural(cores, 'core')}; try:", remedies)
 
 
 # Evaluations, and replicas
@@ -316,9 +294,7 @@ class Evaluate(Periodic):
         self._is_best_metric_checked = True
         task = context.job.task
         reported = numbers(context.metrics)
-        is_expected = (
-            bool(context.job.eval_loaders) or task.best_metric != Task.best_metric
-        )
+        is_expected = bool(context.job.eval_loaders) or task.best_metric != Task.best_metric
         if is_expected and task.best_metric not in reported:
             context.warn(
                 f"{type(task).__name__}.best_metric is {task.best_metric!r}, so no checkpoint is kept as the best: "
@@ -332,9 +308,7 @@ class CompareReplicas(Action):
 
     name = "compare_replicas"
 
-    def __init__(
-        self, context: RunContext, non_finite: NonFinite, saver: Periodic
-    ) -> None:
+    def __init__(self, context: RunContext, non_finite: NonFinite, saver: Periodic) -> None:
         job = context.job
         config = context.config
         self._non_finite = non_finite
@@ -343,9 +317,7 @@ class CompareReplicas(Action):
         self.interval = config.watch.replicas_every or AT_EPOCH_END
         # what they share changes in rounds only
         if job.sync is not None and self._is_on:
-            self.interval = (
-                -(-self.interval // job.sync.plan.every) * job.sync.plan.every
-            )
+            self.interval = -(-self.interval // job.sync.plan.every) * job.sync.plan.every
         self._replicas = ReplicaComparison(
             job.model,
             job.optimizer,
@@ -438,11 +410,7 @@ class Loop:
     """Runs a job from its current progress to its last step."""
 
     def __init__(
-        self,
-        context: RunContext,
-        train_step: AnyStep,
-        ledger: Ledger,
-        between: list[Action],
+        self, context: RunContext, train_step: AnyStep, ledger: Ledger, between: list[Action]
     ) -> None:
         self.progress = context.progress
         self._context = context
@@ -454,9 +422,7 @@ class Loop:
         self._ledger = ledger
         self._actions = between
         self._all = [(action.due, action.run) for action in between]
-        self._each_step = [
-            (action.due, action.run) for action in between if not action.interval
-        ]
+        self._each_step = [(action.due, action.run) for action in between if not action.interval]
         self._intervals = [action.interval for action in between if action.interval]
         self._ask_all_at = 0
         self._heartbeat = context.job.heartbeat
@@ -495,9 +461,7 @@ class Loop:
         calls = self._each_step
         if step >= self._ask_all_at or self.progress.cursor.position == 0:
             calls = self._all
-            following = (
-                step + interval - step % interval for interval in self._intervals
-            )
+            following = (step + interval - step % interval for interval in self._intervals)
             self._ask_all_at = min([self._total_steps, *following])
 
         for due, run in calls:
@@ -516,6 +480,4 @@ class Loop:
         self._heartbeat.mark(DATA)
 
     def _is_over(self) -> bool:
-        return (
-            self.progress.step >= self.progress.last_step or self.progress.is_stopping
-        )
+        return self.progress.step >= self.progress.last_step or self.progress.is_stopping

@@ -22,14 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.base.errors import (
-    ExitCode,
-    Place,
-    PreflightError,
-    UsageError,
-    log,
-    summary,
-)
+from drumline.base.errors import ExitCode, Place, PreflightError, UsageError, log, summary
 from drumline.base.rank_environment import Topology, topology_from
 from drumline.base.startup import use_private_cache
 from drumline.base.text import paragraph
@@ -67,11 +60,7 @@ from drumline.rank.collectives import (
 from drumline.rank.failure import Failure
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.rank_facts import rank_facts
-from drumline.rank.rendezvous.rank_rendezvous import (
-    NodeService,
-    Rendezvous,
-    StartOptions,
-)
+from drumline.rank.rendezvous.rank_rendezvous import NodeService, Rendezvous, StartOptions
 from drumline.rank.watched.job_connection import JobConnection
 from drumline.rank.watched.progress_monitor import AFTER_PATIENCE_S
 from drumline.watch.heartbeat import LoopHeartbeats, Phase
@@ -123,11 +112,7 @@ class DDPManager:
         check_section("watch", self._watch)
         if prometheus is not None and metrics_endpoint(prometheus) is None:
             raise UsageError(f"prometheus is {prometheus!r}; it takes {METRICS_FORM}")
-        least_s = (
-            0.0
-            if self._watch.sidecar == "off"
-            else self._watch.hang_s + AFTER_PATIENCE_S
-        )
+        least_s = 0.0 if self._watch.sidecar == "off" else self._watch.hang_s + AFTER_PATIENCE_S
         self._start_timeout_s = start_timeout_s
         self._train_timeout_s = max(train_timeout_s, least_s)
         self._device_setting = device
@@ -160,8 +145,7 @@ class DDPManager:
         """Collective: `setup` for these ranks. None: this process runs alone."""
         if self._device is not None:
             raise UsageError(
-                "DDPManager.setup() was called twice",
-                next_step="call cleanup() in between",
+                "DDPManager.setup() was called twice", next_step="call cleanup() in between"
             )
 
         self._pid = os.getpid()
@@ -173,9 +157,7 @@ class DDPManager:
             os.environ.setdefault(*determinism.CUBLAS_WORKSPACE)
             determinism.use_deterministic_kernels()
 
-        self._device = choose_device(
-            self._device_setting, local_rank=self._topology.local_rank
-        )
+        self._device = choose_device(self._device_setting, local_rank=self._topology.local_rank)
         with self._connection.node_watch(
             self._watch,
             run=self._run,
@@ -220,9 +202,7 @@ class DDPManager:
         self.setup()
         return self
 
-    def __exit__(
-        self, kind: object, error: BaseException | None, traceback: object
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if os.getpid() != self._pid:
             return
         first = None
@@ -238,9 +218,7 @@ class DDPManager:
 
         if isinstance(error, Exception):
             failure = Failure(self.place(), summary(error), ExitCode.TRAINING_FAILED)
-            first = self._connection.claim_failure(
-                error, failure, environment=os.environ
-            )
+            first = self._connection.claim_failure(error, failure, environment=os.environ)
             error.add_note(f"[{self.place()}]")
 
         self.cleanup(broken=error is not None)
@@ -313,9 +291,7 @@ class DDPManager:
     def barrier(self) -> None:
         """Collective: wait until every rank has called it."""
         if dist.is_initialized():
-            dist.barrier(
-                device_ids=[self.device.index] if dist.get_backend() == "nccl" else None
-            )
+            dist.barrier(device_ids=[self.device.index] if dist.get_backend() == "nccl" else None)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Collective: the sum of a tensor on this rank's device over all ranks, in place."""
@@ -344,9 +320,7 @@ class DDPManager:
     def _begin_training(self, wrapped: nn.Module, *, counts_passes: bool) -> nn.Module:
         """The model is wrapped: from now on its passes and the ranks' random numbers are its own."""
         self._wrapped = wrapped
-        trained = (
-            parameter for parameter in wrapped.parameters() if parameter.requires_grad
-        )
+        trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
         self._trained = next(trained, None)
         if counts_passes and self._trained is not None:
             self._trained.register_post_accumulate_grad_hook(self._count_pass)  # type: ignore[no-untyped-call]
@@ -421,29 +395,19 @@ class DDPManager:
         """
         if compare and self.world_size > 1:
             check_same(
-                {
-                    f"the {'training' if train else 'evaluation'} data": fingerprint(
-                        dataset
-                    )
-                },
+                {f"the {'training' if train else 'evaluation'} data": fingerprint(dataset)},
                 host=self.host,
                 next_step="give every rank the same dataset; if they are meant to differ, loader(..., compare=False)",
             )
 
         if resident:
             dataset, options["workers"] = make_resident(
-                dataset,
-                self.device,
-                workers=options.get("workers", 0),
-                warns=self.rank == 0,
+                dataset, self.device, workers=options.get("workers", 0), warns=self.rank == 0
             )
 
         splitting = {name: options.pop(name) for name in SPLITTING if name in options}
         sharding = Sharding(
-            batch_size=batch_size,
-            rank=self.rank,
-            world_size=self.world_size,
-            **splitting,
+            batch_size=batch_size, rank=self.rank, world_size=self.world_size, **splitting
         )
         streams = is_stream(dataset)
         settings: dict[str, Any] = {
@@ -463,9 +427,7 @@ class DDPManager:
             made = evaluation(dataset, **settings)
             phase = Phase.EVALUATION
 
-        made.observer = LoopHeartbeats(
-            self._connection.heartbeat, phase, collective_counter()
-        )
+        made.observer = LoopHeartbeats(self._connection.heartbeat, phase, collective_counter())
         return made
 
     def checkpoint(
@@ -481,9 +443,7 @@ class DDPManager:
         The newest `keep_last` stay, in the folder `checkpoints` of `folder`.
         """
         path = Path(folder).absolute()
-        if any(
-            path == checkpoint.folder.absolute() for checkpoint in self._checkpoints
-        ):
+        if any(path == checkpoint.folder.absolute() for checkpoint in self._checkpoints):
             raise UsageError(
                 f"{folder} is the folder of another ddp.checkpoint already",
                 next_step="give all objects to one ddp.checkpoint, or a folder to each",
@@ -514,9 +474,7 @@ class DDPManager:
             return
         in_shards = split.shards is not None
         num_parts = max(1, split.num_shards * split.accumulate)
-        size = min(
-            split.micro_batch_size or split.batch_size, split.batch_size // num_parts
-        )
+        size = min(split.micro_batch_size or split.batch_size, split.batch_size // num_parts)
         warning = small_batch_warning(
             unwrap_model(self._wrapped), batch_size=size, in_shards=in_shards
         )
@@ -547,10 +505,7 @@ class DDPManager:
             same_code=self._same_code,
         )
         start = StartOptions(
-            timeout_s=self._start_timeout_s,
-            facts=facts,
-            environment=os.environ,
-            service=node,
+            timeout_s=self._start_timeout_s, facts=facts, environment=os.environ, service=node
         )
         return group.join_group(
             topology,
@@ -569,11 +524,7 @@ class DDPManager:
         """What a backward pass and an optimizer step change, for the thread of the progress
         monitor. That thread must not read a `.grad`: autograd replaces it without the GIL, and the
         gradient would be freed twice (tests/gradient_race.py)."""
-        return (
-            None
-            if self._trained is None
-            else (self._trained._version, self._num_passes)
-        )
+        return None if self._trained is None else (self._trained._version, self._num_passes)
 
 
 class RunManager(DDPManager):

@@ -55,9 +55,7 @@ def divert_output(path: Path) -> None:
     for failures."""
     global _screen
     undo_divert()
-    _screen = os.fdopen(
-        os.dup(2), "w", encoding=sys.stderr.encoding, errors="backslashreplace"
-    )
+    _screen = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors="backslashreplace")
     log_file = descriptor_of(path, APPEND)
     _print_to(log_file)
     os.close(log_file)
@@ -100,16 +98,10 @@ def open_reporter(
         if ddp.is_main_process():
             sinks += [plain, make_display(config.log.display, sys.stdout)]
         else:  # the launcher may show its log, too
-            sinks.append(
-                lambda event: plain(event) if event["kind"] == "warning" else None
-            )
+            sinks.append(lambda event: plain(event) if event["kind"] == "warning" else None)
         reporter = stack.enter_context(Reporter(sinks, rank=ddp.rank, host=ddp.host))
-
-        def report_warning(record: logging.LogRecord) -> None:
-            reporter.report("warning", message=record.getMessage())
-
         handler = logging.Handler(logging.WARNING)
-        handler.emit = report_warning  # type: ignore[method-assign]
+        handler.emit = lambda record: reporter.report("warning", message=record.getMessage())  # type: ignore[method-assign]
         log.logger.addHandler(handler)
         stack.callback(log.logger.removeHandler, handler)
         if ddp.is_main_process():
@@ -146,9 +138,7 @@ def _trackers(config: Config, folder: RunFolder, reporter: Reporter) -> list[Tra
     ]
 
 
-def make_display(
-    mode: Literal["auto", "live", "plain", "none"], stream: TextIO
-) -> Display:
+def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO) -> Display:
     """The display for a stream; `auto` is live on a terminal that can move its cursor, and plain
     elsewhere."""
     if mode == "none":
@@ -195,8 +185,7 @@ def start_clock(environment: Mapping[str, str], *, is_alone: bool) -> StartClock
     process_began = process_start()
     start = process_began if is_alone else command_start(environment)
     clock = StartClock(
-        process_began if start is None else start,
-        "rank" if start is None else "command",
+        process_began if start is None else start, "rank" if start is None else "command"
     )
     if clock.began < process_began:
         clock.parts["launcher"] = process_began - clock.began
@@ -272,9 +261,7 @@ def write_environment(context: RunContext) -> list[dict[str, Any]]:
 def notes_on_settings(job: Job, config: Config) -> Iterator[str]:
     """What the settings make of the model, and those that have no effect."""
     dist = config.dist
-    if config.model.activation_checkpointing and (
-        blocks := recomputed_blocks(job.model)
-    ):
+    if config.model.activation_checkpointing and (blocks := recomputed_blocks(job.model)):
         yield f"recompute: {describe_blocks(blocks)}"
     if job.sharded is not None:
         yield f"shards: {job.sharded.describe_blocks()}"
@@ -287,9 +274,7 @@ def write_settings(context: RunContext, history: list[Any]) -> None:
     folder = context.folder
     header = f"drumline train {context.request.task} --config {folder.config_file}"
     left_out = unused_settings(type(context.job.task), context.config)
-    write_whole(
-        folder.config_file, to_toml(context.config, header=header, left_out=left_out)
-    )
+    write_whole(folder.config_file, to_toml(context.config, header=header, left_out=left_out))
     if history:
         lines = "".join(f"{json.dumps(change)}\n" for change in history)
         write_whole(folder.settings_history, lines)
@@ -305,18 +290,13 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
     throughput = context.throughput
     notices.report(context.reporter)
 
-    next_commands: dict[str, str | None] = {
-        "resume_command": None,
-        "two_node_command": None,
-    }
+    next_commands: dict[str, str | None] = {"resume_command": None, "two_node_command": None}
     # On several nodes a rank does not know the launcher's command.
     if ddp.world_size == ddp.local_world_size:
         procs = ddp.world_size
         next_commands = {
             "resume_command": resume_command(request.command, procs=procs),
-            "two_node_command": two_node_command(
-                request.task, request.command, procs=procs
-            ),
+            "two_node_command": two_node_command(request.task, request.command, procs=procs),
         }
 
     context.reporter.report(
@@ -362,17 +342,13 @@ class WatchNotices:
         if self._tail is None:
             return
         for notice in self._tail.new():
-            if not all(
-                isinstance(notice.get(name), str) for name in ("kind", "message")
-            ):
+            if not all(isinstance(notice.get(name), str) for name in ("kind", "message")):
                 continue
             kind = notice["kind"]
             rank = notice.get("rank")
             host = notice.get("host")
             if kind in ("straggler", "stall"):
-                reporter.report(
-                    kind, message=notice["message"], about_rank=rank, about_host=host
-                )
+                reporter.report(kind, message=notice["message"], about_rank=rank, about_host=host)
             if kind == "straggler":
                 self._slow[host, rank] = str(notice.get("what", ""))
 

@@ -28,12 +28,7 @@ from drumline.base.errors import (
     UsageError,
 )
 from drumline.base.processes import ending_with_parent
-from drumline.base.rank_environment import (
-    ERROR_FILE,
-    own_variables,
-    read_error,
-    topology_from,
-)
+from drumline.base.rank_environment import ERROR_FILE, own_variables, read_error, topology_from
 from drumline.base.text import how_it_ended, show
 from drumline.config.fields import flag_text
 from drumline.runs.catalog import folder_name
@@ -111,10 +106,7 @@ def train(
 
     with tempfile.TemporaryDirectory(prefix="drumline-train-") as scratch:
         error_file = Path(scratch, "error.json")
-        added = {
-            ERROR_FILE: str(error_file),
-            "PYTHONPATH": os.pathsep.join(_own_paths()),
-        }
+        added = {ERROR_FILE: str(error_file), "PYTHONPATH": os.pathsep.join(_own_paths())}
         code = run_command(["train", *words], {**variables, **added})
         if code:
             raise error_of(code, error_file, folder)
@@ -149,10 +141,7 @@ def spec_of(task: type[Any]) -> str:
     module = task.__module__
     main = sys.modules["__main__"]
     file = getattr(sys.modules.get(module), "__file__", None)
-    if (
-        module == "__main__"
-        and (imported := getattr(main, "__spec__", None)) is not None
-    ):
+    if module == "__main__" and (imported := getattr(main, "__spec__", None)) is not None:
         module = imported.name  # python -m package.module
     elif module == "__main__" and not str(file).endswith(".py"):
         raise UsageError(
@@ -180,8 +169,7 @@ def spec_of(task: type[Any]) -> str:
 def _own_paths() -> Iterator[str]:
     """Where this process finds modules, but for what every process of this Python has."""
     installed = {
-        sysconfig.get_path(name)
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
     }
     return (path for path in sys.path if path and not path.startswith(tuple(installed)))
 

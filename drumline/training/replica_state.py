@@ -62,9 +62,7 @@ class StepState:
         """A step begins. Without waiting for the device; the copies are in the memory of the last
         ones."""
         self._buffer_copies = self._buffers.keep(self._buffer_copies)
-        self._extra_states = [
-            deepcopy(module.get_extra_state()) for module in self._modules
-        ]
+        self._extra_states = [deepcopy(module.get_extra_state()) for module in self._modules]
         self._sums = self._meter.keep()
         self._host_weight = self._meter.host_weight
         # Not packed, as for a checkpoint: that takes longer, and this is in every step.
@@ -205,9 +203,7 @@ def restore_replica(
     with state.translated(REPLICAS_FILE):
         sync.load_outer_state(snapshot.tensors.get(OUTER_FILE, {}))
         ranks = snapshot.documents.get(REPLICAS_FILE, {"ranks": []})["ranks"]
-        leaders = [
-            rank for rank, document in enumerate(ranks) if document != _NOT_A_LEADER
-        ]
+        leaders = [rank for rank, document in enumerate(ranks) if document != _NOT_A_LEADER]
         source = leaders[sync.groups.index % len(leaders)] if leaders else None
         # one after the other: all of them may need more memory than there is
         for rank in leaders:
@@ -219,11 +215,7 @@ def restore_replica(
                 load_optimizer_state(job.model, job.optimizer, **replica["optimizer"])
             if job.scaler is not None and replica.get("scaler"):
                 job.scaler.load_state_dict(replica["scaler"])
-    if (
-        leaders
-        and len(leaders) != len(sync.groups.leaders)
-        and job.ddp.is_main_process()
-    ):
+    if leaders and len(leaders) != len(sync.groups.leaders) and job.ddp.is_main_process():
         log.warning(
             f"the checkpoint has {len(leaders)} replicas, and this run {len(sync.groups.leaders)}: they continue from "
             "those in turn"

@@ -51,22 +51,14 @@ from drumline.training.job.job import Job, Progress, flat
 from drumline.training.job.optimizer import optimizer_class
 from drumline.training.manager import RunManager
 from drumline.training.replica_state import REPLICAS_FILE, restore_replica
-from drumline.training.run_context import (
-    HOOKS_FILE,
-    RunContext,
-    RunFacts,
-    RunRequest,
-    TaskHooks,
-)
+from drumline.training.run_context import HOOKS_FILE, RunContext, RunFacts, RunRequest, TaskHooks
 from drumline.watch.diagnosis.diagnosis import Cause
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.heartbeat import Phase
 from drumline.watch.watch_folder import has_ended_ranks
 
 MOST_AT_ONE_STEP = 3
-NEW_RUN = (
-    "start a new run: --fresh moves this one aside, --run DIR trains in another folder"
-)
+NEW_RUN = "start a new run: --fresh moves this one aside, --run DIR trains in another folder"
 DiagnosisRecord = Mapping[str, Any]
 """A file of `RUN/diagnoses`, as `read_diagnoses` returns it."""
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -121,9 +113,7 @@ class _Launch(msgspec.Struct):
 def begin_launch(folder: RunFolder, ddp: RunManager) -> dict[str, Any] | None:
     """Collective: at a restart that would fail again all ranks raise the same error. Rank 0 gets
     the failure that ended the previous start, for `report_recovery`."""
-    past: Any = (
-        look_back(folder, is_restart=ddp.is_restart) if ddp.is_main_process() else None
-    )
+    past: Any = look_back(folder, is_restart=ddp.is_restart) if ddp.is_main_process() else None
     past = broadcast_json(past)
     if past["refusal"] is not None:
         what, next_step = past["refusal"]
@@ -141,9 +131,7 @@ def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
     if launch.refused is not None:  # torchrun restarts anyway
         return launch.refused
 
-    diagnoses = (
-        diagnoses_of_launch(folder.diagnoses, launch.launch) if launch.starts else []
-    )
+    diagnoses = diagnoses_of_launch(folder.diagnoses, launch.launch) if launch.starts else []
     launch.starts.append(len(diagnoses))
     of_starts = [diagnoses[begin:end] for begin, end in pairwise(launch.starts)]
     causes = [_first_cause(of_start) for of_start in of_starts if of_start]
@@ -168,23 +156,18 @@ def diagnoses_of_launch(folder: Path, launch: str) -> list[DiagnosisRecord]:
     return [
         record
         for record in read_diagnoses(folder)
-        if record["launch"] == launch
-        and has_ended_ranks(record["alarm"], record["action"])
+        if record["launch"] == launch and has_ended_ranks(record["alarm"], record["action"])
     ]
 
 
 def _first_cause(of_start: Sequence[DiagnosisRecord]) -> DiagnosisRecord:
     """One start may have several diagnoses: in a network partition each side makes its own. The
     first is the cause, but for a kill of our own, which follows from another failure."""
-    causes = (
-        record for record in of_start if record["diagnosis"]["cause"] != Cause.ENDED
-    )
+    causes = (record for record in of_start if record["diagnosis"]["cause"] != Cause.ENDED)
     return next(causes, of_start[0])
 
 
-def check_same_step(
-    diagnoses: Sequence[DiagnosisRecord], folder: Path
-) -> tuple[str, str] | None:
+def check_same_step(diagnoses: Sequence[DiagnosisRecord], folder: Path) -> tuple[str, str] | None:
     """From the diagnoses that ended starts: why not to restart, and what to do instead; None:
     restart."""
     if not diagnoses:
@@ -204,14 +187,11 @@ def check_same_step(
     failures = [
         str(record["diagnosis"]["what"])
         for record in diagnoses
-        if record["diagnosis"]["step"] == step
-        and record["diagnosis"]["cause"] != Cause.ENDED
+        if record["diagnosis"]["step"] == step and record["diagnosis"]["cause"] != Cause.ENDED
     ]
     if len(failures) < MOST_AT_ONE_STEP:
         return None
-    heading = (
-        f"the run has failed {len(failures)} times at step {step} and is not restarted:"
-    )
+    heading = f"the run has failed {len(failures)} times at step {step} and is not restarted:"
     return as_list(heading, failures), next_step
 
 
@@ -227,9 +207,7 @@ def _failure_in(record: DiagnosisRecord) -> dict[str, Any]:
     }
 
 
-def report_recovery(
-    failure: Mapping[str, Any], reporter: Reporter, *, step: int
-) -> None:
+def report_recovery(failure: Mapping[str, Any], reporter: Reporter, *, step: int) -> None:
     """Called after `step`, the first of this start, when the device has finished it."""
     lost_steps = None
     if failure["step"] is not None:
@@ -273,9 +251,7 @@ def find_newest(ddp: RunManager, root: Path) -> FoundCheckpoint | None:
     answer: Any = None
     if ddp.is_main_process():
         newest, skipped = catalog.newest_valid(root, check_contents)
-        answer = {
-            "skipped": [(str(checkpoint), reason) for checkpoint, reason in skipped]
-        }
+        answer = {"skipped": [(str(checkpoint), reason) for checkpoint, reason in skipped]}
         if newest is not None:
             answer["path"] = str(newest)
             answer["progress"] = catalog.read_document(newest, "progress")
@@ -299,9 +275,7 @@ def find_newest(ddp: RunManager, root: Path) -> FoundCheckpoint | None:
         stopped=saved.get("stopped"),
         metrics=saved.get("metrics", {}),
     )
-    return FoundCheckpoint(
-        Path(path), saved["facts"], progress, skipped, answer["non_finite"]
-    )
+    return FoundCheckpoint(Path(path), saved["facts"], progress, skipped, answer["non_finite"])
 
 
 def check_contents(path: Path) -> None:
@@ -311,10 +285,7 @@ def check_contents(path: Path) -> None:
         isinstance(snapshot.documents.get(name), dict)
         for name in ("model", "optimizer", "progress")
     )
-    if (
-        not {"model", "optimizer", "rng"} <= snapshot.tensors.keys()
-        or not has_documents
-    ):
+    if not {"model", "optimizer", "rng"} <= snapshot.tensors.keys() or not has_documents:
         raise CorruptCheckpointError(
             path, "it does not hold a model, an optimizer, random states and progress"
         )
@@ -325,9 +296,7 @@ def check_contents(path: Path) -> None:
         saved = None
 
     if saved is None or saved.step != catalog.check_sizes(path).step:
-        raise CorruptCheckpointError(
-            path, "progress.json does not have the run's position"
-        )
+        raise CorruptCheckpointError(path, "progress.json does not have the run's position")
     check_rng_file(path, snapshot.tensors["rng"])
 
 
@@ -343,8 +312,7 @@ def facts_of(
         if request.config.train.step is None:
             began_with["train.step"] = before["config"].get("train.step", "eager")
         changed = {
-            name: {"from": a, "to": b}
-            for name, (a, b) in changed_settings(before, request).items()
+            name: {"from": a, "to": b} for name, (a, b) in changed_settings(before, request).items()
         }
         reset = {"optimizer": "reset"} if resets_optimizer(before, request) else {}
         history = [*before.get("history", [])]
@@ -366,9 +334,7 @@ def facts_of(
     }
 
 
-def changed_settings(
-    before: RunFacts, request: RunRequest
-) -> dict[str, tuple[Any, Any]]:
+def changed_settings(before: RunFacts, request: RunRequest) -> dict[str, tuple[Any, Any]]:
     """The settings, with old and new values, that changed since the checkpoint and may change the
     result."""
     old = before["config"]
@@ -394,9 +360,7 @@ def resets_optimizer(before: RunFacts, request: RunRequest) -> bool:
     """Whether --optim.reset applies now: not if the checkpoint was already trained with it."""
     old = before["config"]
     optim = request.config.optim
-    return optim.reset and not (
-        old.get("optim.reset", False) and old["optim.name"] == optim.name
-    )
+    return optim.reset and not (old.get("optim.reset", False) and old["optim.name"] == optim.name)
 
 
 def check_not_finished(
@@ -441,10 +405,7 @@ def changes(before: RunFacts, now: RunFacts, request: RunRequest) -> list[str]:
     ]
     if before["data"] != now["data"]:
         texts.append("the training data changed since the checkpoint")
-    if (
-        before["world_size"] != now["world_size"]
-        and request.config.train.exact != "elastic"
-    ):
+    if before["world_size"] != now["world_size"] and request.config.train.exact != "elastic":
         texts.append(
             f"the number of ranks changed since the checkpoint: {before['world_size']} -> {now['world_size']}; the "
             "samples are the same, but not the bits (--train.exact elastic keeps both)"
@@ -466,9 +427,7 @@ def resume(context: RunContext, checkpoint: FoundCheckpoint) -> None:
     request = context.request
     facts = checkpoint.facts
     progress = checkpoint.progress
-    check_not_finished(
-        facts, request, step=progress.step, total_steps=context.total_steps
-    )
+    check_not_finished(facts, request, step=progress.step, total_steps=context.total_steps)
     check_init(facts, request, step=progress.step)
 
     with_optimizer = not resets_optimizer(facts, request)
@@ -481,9 +440,7 @@ def resume(context: RunContext, checkpoint: FoundCheckpoint) -> None:
     context.job.loader.cursor = progress.cursor
 
 
-def report_resume(
-    context: RunContext, checkpoint: FoundCheckpoint, facts: RunFacts
-) -> None:
+def report_resume(context: RunContext, checkpoint: FoundCheckpoint, facts: RunFacts) -> None:
     """Report the checkpoint, and what has changed since it was saved."""
     step = checkpoint.progress.step
     for path, reason in checkpoint.skipped:
@@ -495,17 +452,12 @@ def report_resume(
         )
 
     context.reporter.report(
-        "resume",
-        step=step,
-        epoch=checkpoint.progress.cursor.epoch + 1,
-        path=str(checkpoint.path),
+        "resume", step=step, epoch=checkpoint.progress.cursor.epoch + 1, path=str(checkpoint.path)
     )
     if context.job.batch.note is not None:
         context.note(context.job.batch.note)
     if resets_optimizer(checkpoint.facts, context.request):
-        context.note(
-            f"the optimizer is reset at step {step} (--optim.reset); the weights are kept"
-        )
+        context.note(f"the optimizer is reset at step {step} (--optim.reset); the weights are kept")
     for change in changes(checkpoint.facts, facts, context.request):
         context.warn(change)
 
@@ -545,9 +497,7 @@ def restore(job: Job, path: Path, hooks: TaskHooks, *, with_optimizer: bool) -> 
         raise
 
     if job.sync is not None:
-        restore_replica(
-            job, job.sync, snapshot, replicas, with_optimizer=with_optimizer
-        )
+        restore_replica(job, job.sync, snapshot, replicas, with_optimizer=with_optimizer)
     if with_optimizer:
         use_own_settings(job, saved.get("group_state"))
     if job.ddp.is_main_process() and "measured" in saved:
@@ -589,9 +539,7 @@ def use_own_settings(job: Job, group_state: list[list[str]] | None) -> None:
     groups = job.optimizer.param_groups
     changed_names = group_state or [[]] * len(groups)
     with state.translated("progress"):
-        for group, settings, changed in zip(
-            groups, job.group_settings, changed_names, strict=True
-        ):
+        for group, settings, changed in zip(groups, job.group_settings, changed_names, strict=True):
             for name, value in settings.items():
                 if name not in changed:
                     group[name] = value

@@ -77,12 +77,7 @@ from drumline.training.run_context import (
     SimpleAction,
     make_hooks,
 )
-from drumline.training.steps.choice import (
-    StepOptions,
-    TrialFile,
-    find_unsafe,
-    make_step,
-)
+from drumline.training.steps.choice import StepOptions, TrialFile, find_unsafe, make_step
 from drumline.training.steps.eager import AnyStep
 from drumline.training.steps.warm_up import warm_up
 from drumline.training.tasks.base import Task
@@ -148,9 +143,7 @@ class TrainingRun:
             yield
         except torch.OutOfMemoryError as error:
             connection.note_failure(error)
-            raise out_of_memory(
-                error, self.config, self.ddp, getattr(self, "job", None)
-            ) from error
+            raise out_of_memory(error, self.config, self.ddp, getattr(self, "job", None)) from error
         except (Exception, SystemExit) as error:
             connection.note_failure(error)
             raise
@@ -160,13 +153,8 @@ class TrainingRun:
         it, not to the screen. The mirror is restored, if the run has one and the folder no
         checkpoint."""
         ddp = self.ddp
-        has_mirror = (
-            self.config.checkpoint.mirror is not None
-            and not self.regrouping.is_continued
-        )
-        moved_to = (
-            self._claim_folder(has_mirror=has_mirror) if ddp.is_main_process() else None
-        )
+        has_mirror = self.config.checkpoint.mirror is not None and not self.regrouping.is_continued
+        moved_to = self._claim_folder(has_mirror=has_mirror) if ddp.is_main_process() else None
         restored = []
         if has_mirror:
             from drumline.training.between_steps.mirroring import restore_from_mirror
@@ -184,9 +172,7 @@ class TrainingRun:
             self.reporter.report("note", message=f"moved the earlier run to {moved_to}")
         for kind, message in restored:
             self.reporter.report(kind, message=message)
-        if ddp.is_main_process() and not self.task_class.__module__.startswith(
-            "drumline."
-        ):
+        if ddp.is_main_process() and not self.task_class.__module__.startswith("drumline."):
             for message in uncalled_methods(self.task_class):
                 self.reporter.report("warning", message=message)
 
@@ -226,17 +212,13 @@ class TrainingRun:
             self.failure = begin_launch(self.folder, ddp)
         notice = self.config.watch.notice
         if notice is not None and ddp.get_local_rank() == 0:
-            self.resources.enter_context(
-                watching_for_notice(notice, self.preemption.notice)
-            )
+            self.resources.enter_context(watching_for_notice(notice, self.preemption.notice))
 
         # At a checkpoint, at what the nodes kept in memory, or (None) at step 0.
         self.start: FoundCheckpoint | GroupState | None
         if self.regrouping.is_continued:
             is_sharded = self.config.dist.mode == "hsdp"
-            self.start = compare_group(
-                self.regrouping.kept_state, ddp, is_sharded=is_sharded
-            )
+            self.start = compare_group(self.regrouping.kept_state, ddp, is_sharded=is_sharded)
             if ddp.is_main_process():
                 check_newest(root, self.start)
         else:
@@ -275,9 +257,7 @@ class TrainingRun:
         job = self.job
         progress = Progress() if start is None else start.progress
         total_steps = count_steps(job, self.config.train, progress)
-        hooks = make_hooks(
-            job, self.config, self.folder.path, self.reporter.report, total_steps
-        )
+        hooks = make_hooks(job, self.config, self.folder.path, self.reporter.report, total_steps)
         self.context = RunContext(
             self.request, job, self.progress, self.reporter, total_steps, hooks
         )
@@ -306,16 +286,12 @@ class TrainingRun:
         """Collective: what watches over the steps and saves them. It is closed at the end, however
         the run ends."""
         ddp = self.ddp
-        self.notices = WatchNotices(
-            ddp.connection.watch_folder if ddp.is_main_process() else None
-        )
+        self.notices = WatchNotices(ddp.connection.watch_folder if ddp.is_main_process() else None)
         self.non_finite = NonFinite(self.context)
         self.balance: Balance | None = None
         if self.config.data.balance == "auto" and ddp.world_size > 1:
             saved = None if self.start is None else self.start.facts
-            self.balance = Balance(
-                self.context, self.non_finite, self.ranks, self.facts, saved
-            )
+            self.balance = Balance(self.context, self.non_finite, self.ranks, self.facts, saved)
 
         positions: list[Mapping[str, Any]] = []
         if isinstance(self.start, GroupState):
@@ -456,11 +432,7 @@ class TrainingRun:
             self._run_steps(loop)
         except (Exception, SystemExit) as error:
             live = self.regrouping.live
-            if (
-                live is not None
-                and isinstance(error, RuntimeError)
-                and live.is_lost(error)
-            ):
+            if live is not None and isinstance(error, RuntimeError) and live.is_lost(error):
                 raise NodesChanged(self._keep_state()) from error
             if is_own(error):  # a rank that only lost another one does not report it
                 self.ddp.connection.note_failure(error)  # a hook may block
@@ -493,9 +465,7 @@ class TrainingRun:
         counts = [loader.waited_s, loader.num_tokens]
         on_device = torch.tensor(counts, dtype=torch.float64, device=self.ddp.device)
         waited_s, tokens = all_sum(on_device).tolist()
-        context.throughput.end_start(
-            waited_s=waited_s / self.ddp.world_size, tokens=tokens
-        )
+        context.throughput.end_start(waited_s=waited_s / self.ddp.world_size, tokens=tokens)
 
         if self.ddp.is_main_process():
             write_settings(context, self.facts["history"])

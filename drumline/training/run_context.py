@@ -62,11 +62,7 @@ class TaskHooks:
             return
         self.job.heartbeat.mark(Phase.BETWEEN)
         # The checkpoint of this step has the random numbers of the moment before.
-        draws = (
-            keeping_rng(self.run.device)
-            if moment in ("start", "after_save")
-            else nullcontext()
-        )
+        draws = keeping_rng(self.run.device) if moment in ("start", "after_save") else nullcontext()
         with draws, self._logging() as run:
             # Hooks nest around an evaluation: the last one to change the model is the first to put
             # it back.
@@ -81,9 +77,7 @@ class TaskHooks:
                 try:
                     hook.failure(run, error)
                 except Exception as also:
-                    log.warning(
-                        f"the hook {type(hook).__name__}.failure() failed: {summary(also)}"
-                    )
+                    log.warning(f"the hook {type(hook).__name__}.failure() failed: {summary(also)}")
 
     @contextmanager
     def _logging(self) -> Iterator[Run]:
@@ -122,8 +116,7 @@ class TaskHooks:
                 encoded = encode_state(hook.state_dict(), str(number), tensors)
             document.append({"name": type(hook).__name__, "state": encoded})
         return Snapshot(
-            {HOOKS_FILE: tensors} if tensors else {},
-            {HOOKS_FILE: document} if document else {},
+            {HOOKS_FILE: tensors} if tensors else {}, {HOOKS_FILE: document} if document else {}
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -133,11 +126,7 @@ class TaskHooks:
 
         def copied(tensor: Tensor) -> Tensor:
             # A shard is read on the host; it goes where the parameters are.
-            device = (
-                next(self.run.model.parameters()).device
-                if is_shard(tensor)
-                else tensor.device
-            )
+            device = next(self.run.model.parameters()).device if is_shard(tensor) else tensor.device
             return tensor.to(device, copy=True)
 
         with translated(HOOKS_FILE):
@@ -275,9 +264,7 @@ class RunContext:
 
     def update_hooks(self) -> TaskHooks:
         """The hooks, which know where the run is."""
-        self.hooks.update(
-            step=self.progress.step, epoch=self.epoch, metrics=self.metrics
-        )
+        self.hooks.update(step=self.progress.step, epoch=self.epoch, metrics=self.metrics)
         return self.hooks
 
     def end_if(self, num_votes: float) -> None:
@@ -300,10 +287,7 @@ class RunContext:
         task = self.job.task
         settings = self.config.checkpoint
         return Retention(
-            settings.keep_last,
-            settings.keep_best,
-            task.best_metric,
-            task.higher_is_better,
+            settings.keep_last, settings.keep_best, task.best_metric, task.higher_is_better
         )
 
     def note(self, message: str) -> None:
@@ -351,9 +335,7 @@ class SimpleAction(Action):
 class Periodic(Action):
     """Due after every so many steps and epochs (0: never), and after the last step."""
 
-    def __init__(
-        self, progress: Progress, *, every_steps: int, every_epochs: int
-    ) -> None:
+    def __init__(self, progress: Progress, *, every_steps: int, every_epochs: int) -> None:
         self._progress = progress
         self.interval = every_steps or AT_EPOCH_END
         self._every_epochs = every_epochs or sys.maxsize

@@ -112,7 +112,9 @@ class Answer(StrEnum):
     """How a node reacts to a new connection."""
 
     NONE = "none"
-    REFUSED = "refused"  # the host is up, but its sidecar, and the rank that keeps the port, have exited
+    REFUSED = (
+        "refused"  # the host is up, but its sidecar, and the rank that keeps the port, have exited
+    )
     # the first rank still has the port: only its sidecar has exited or gets no CPU time
     TAKEN = "taken"
 
@@ -154,8 +156,7 @@ class ClusterState:
     @property
     def ranks(self) -> list[RankState]:
         return sorted(
-            (rank for node in self.nodes for rank in node.ranks),
-            key=lambda rank: rank.rank,
+            (rank for node in self.nodes for rank in node.ranks), key=lambda rank: rank.rank
         )
 
 

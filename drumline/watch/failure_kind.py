@@ -15,7 +15,9 @@ class FailureKind(StrEnum):
     """Their order is in heartbeat files; new ones go to the end."""
 
     OTHER = "other"
-    LOST_PEER = "lost_peer"  # a connection to another rank broke: most likely that one failed before
+    LOST_PEER = (
+        "lost_peer"  # a connection to another rank broke: most likely that one failed before
+    )
     # ranks entered different collectives, or one with different sizes
     MISMATCH = "mismatch"
     DISK_FULL = "disk_full"  # or over its quota
@@ -63,30 +65,20 @@ def failure_kind(error: BaseException) -> FailureKind:
     if _has(text, _MISMATCH_TEXTS):
         return FailureKind.MISMATCH
     # A dataset may lose its own connections: those are Python's errors, not torch's.
-    if (kind in _TORCH_TYPES or "gloo/transport" in text) and _has(
-        text, _LOST_PEER_TEXTS
-    ):
+    if (kind in _TORCH_TYPES or "gloo/transport" in text) and _has(text, _LOST_PEER_TEXTS):
         return FailureKind.LOST_PEER
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
     numbers = [cause.errno for cause in causes if isinstance(cause, OSError)]
-    if (
-        errno.ENOSPC in numbers
-        or errno.EDQUOT in numbers
-        or _has(text, _DISK_FULL_TEXTS)
-    ):
+    if errno.ENOSPC in numbers or errno.EDQUOT in numbers or _has(text, _DISK_FULL_TEXTS):
         return FailureKind.DISK_FULL
     if (
-        isinstance(error, MemoryError)
-        or kind == "OutOfMemoryError"
-        or "out of memory" in text
+        isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "out of memory" in text
     ):  # torch's, CUDA's
         return FailureKind.OUT_OF_MEMORY
 
-    return (
-        FailureKind.WORKER_DIED if "dataloader worker" in text else FailureKind.OTHER
-    )  # torch's
+    return FailureKind.WORKER_DIED if "dataloader worker" in text else FailureKind.OTHER  # torch's
 
 
 def _has(text: str, signs: tuple[str, ...]) -> bool:

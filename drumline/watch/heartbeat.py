@@ -82,9 +82,7 @@ class HeartbeatWriter:
     """The rank begins a step, by the number of optimizer steps that are done; the hot path."""
 
     def __init__(self, path: Path | None = None, *, rank: int = 0) -> None:
-        self._memory: mmap.mmap | bytearray = (
-            bytearray(SIZE) if path is None else _make_file(path)
-        )
+        self._memory: mmap.mmap | bytearray = bytearray(SIZE) if path is None else _make_file(path)
         record = memoryview(self._memory)[: _NUM_WORDS * 8]
         self._words = record.cast("Q")
         self.mark, self.begin_step = _markers(record)
@@ -94,9 +92,7 @@ class HeartbeatWriter:
         self._words[0] = MAGIC  # last: from here on it is a record
         if path is not None:
             detach_method = weakref.WeakMethod(self._detach_in_fork)
-            os.register_at_fork(
-                after_in_child=lambda: (detach := detach_method()) and detach()
-            )
+            os.register_at_fork(after_in_child=lambda: (detach := detach_method()) and detach())
 
     def next_micro(self) -> None:
         """The rank begins another micro-batch of its step."""

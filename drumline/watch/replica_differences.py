@@ -21,9 +21,7 @@ class ReplicaDifference:
     """Groups of ranks with the same values, the largest first; groups of the same size by their
     lowest rank."""
     hosts: Mapping[int, str]  # by rank
-    same_kinds: (
-        bool  # whether at least names, types and shapes are the same on all ranks
-    )
+    same_kinds: bool  # whether at least names, types and shapes are the same on all ranks
 
     @property
     def has_majority(self) -> bool:
@@ -44,9 +42,7 @@ class ReplicaDifference:
     def sentence(self, step: int, last_agreed: int | None) -> str:
         """Which ranks differ from which, in what, and since when."""
         first, *further = self.tensors
-        what = (
-            f"{first} and {plural(len(further), 'more tensor')}" if further else first
-        )
+        what = f"{first} and {plural(len(further), 'more tensor')}" if further else first
         if self.has_majority:
             verb = "differs" if len(self.suspects) == 1 else "differ"
             who = f"{self._named(self.suspects)} {verb} from the other {len(self.groups[0])} ranks in {what}"
@@ -100,8 +96,6 @@ def find_difference(
     return ReplicaDifference(
         tensors=differing,
         groups=sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks)),
-        hosts={
-            rank: replica["host"] for rank, replica in zip(ranks, replicas, strict=True)
-        },
+        hosts={rank: replica["host"] for rank, replica in zip(ranks, replicas, strict=True)},
         same_kinds=all(kind_by_name == kinds[0] for kind_by_name in kinds),
     )

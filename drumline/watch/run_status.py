@@ -30,11 +30,7 @@ ENDS = {
 _TAIL_BYTES = 1 << 16
 RunState = Literal["running", "done", "preempted", "failed", "stopped"]
 """In one word; `stopped`: its last events are missing, since it was killed or interrupted."""
-_STATES: dict[str, RunState] = {
-    "end": "done",
-    "preempted": "preempted",
-    "error": "failed",
-}
+_STATES: dict[str, RunState] = {"end": "done", "preempted": "preempted", "error": "failed"}
 
 
 @dataclass(frozen=True)
@@ -74,9 +70,7 @@ class RunStatus:
     def state(self) -> RunState:
         if not self.has_ended:
             return "running"
-        return (
-            "stopped" if self.last_event is None else _STATES[self.last_event["kind"]]
-        )
+        return "stopped" if self.last_event is None else _STATES[self.last_event["kind"]]
 
     @property
     def is_unknown(self) -> bool:
@@ -133,9 +127,7 @@ class RunStatusReader:
         # folder.
         status = read_status_file(self._run / STATUS_FILE)
         holder = job_at_work(self._folder)
-        return RunStatus(
-            self._run, status, self._age(status), holder, _last_event(self._folder)
-        )
+        return RunStatus(self._run, status, self._age(status), holder, _last_event(self._folder))
 
     def _age(self, status: dict[str, Any] | None) -> float:
         """How old the status is: by its time, or since it was seen to change."""
@@ -174,10 +166,7 @@ def _last_event(folder: RunFolder) -> dict[str, Any] | None:
 def _is_late(event: Mapping[str, Any]) -> bool:
     """Whether it may follow the end: a tracker that is closed warns, a mirror reports. The first
     event of the next start has number 0."""
-    return (
-        event.get("kind") in ("warning", "note", "mirrored")
-        and event.get("number") != 0
-    )
+    return event.get("kind") in ("warning", "note", "mirrored") and event.get("number") != 0
 
 
 def _is_refusal(event: Mapping[str, Any]) -> bool:

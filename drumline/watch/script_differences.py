@@ -59,11 +59,7 @@ class ScriptComparison:
             return []
         everyone = [reports[rank] for rank in sorted(reports)]
 
-        return [
-            *self._facts(everyone),
-            *self._loaders(everyone),
-            *self._modules(reports),
-        ]
+        return [*self._facts(everyone), *self._loaders(everyone), *self._modules(reports)]
 
     def _is_new(self, key: str) -> bool:
         """Whether this was not reported yet; from now on it is."""
@@ -80,9 +76,7 @@ class ScriptComparison:
         reported = []
         for difference in differences([report.facts for report in everyone]):
             values = list(map(str, difference.values))
-            if difference.group == "arguments" and is_own_value(
-                difference.name, values, owners
-            ):
+            if difference.group == "arguments" and is_own_value(difference.name, values, owners):
                 continue
             name = LABELS[difference.group].format(difference.name)
             values = _without_hashes(difference.values)
@@ -95,24 +89,15 @@ class ScriptComparison:
     def _loaders(self, everyone: list[ScriptReport]) -> Iterator[ScriptDifference]:
         """DataLoaders with different numbers of samples or batches."""
         for place in everyone[0].loaders:
-            loaders = [
-                report.loaders[place] for report in everyone if place in report.loaders
-            ]
+            loaders = [report.loaders[place] for report in everyone if place in report.loaders]
             if len(loaders) < len(everyone):
                 continue  # only rank 0 may evaluate
-            samples = [
-                loader.samples for loader in loaders if loader.samples is not None
-            ]
-            batches = [
-                loader.batches for loader in loaders if loader.batches is not None
-            ]
+            samples = [loader.samples for loader in loaders if loader.samples is not None]
+            batches = [loader.batches for loader in loaders if loader.batches is not None]
             if len(samples) == len(everyone) and len(set(samples)) > 1:
                 values = samples
                 what = "the length of the dataset"
-            elif (
-                len(batches) == len(everyone)
-                and max(batches) - min(batches) > MAX_BATCHES_APART
-            ):
+            elif len(batches) == len(everyone) and max(batches) - min(batches) > MAX_BATCHES_APART:
                 values = batches
                 what = "the number of batches"
             else:
@@ -125,9 +110,7 @@ class ScriptComparison:
                     "DistributedSampler split it: ranks with more batches wait for the others, or samples are lost"
                 )
 
-    def _modules(
-        self, reports: Mapping[int, ScriptReport]
-    ) -> Iterator[ScriptDifference]:
+    def _modules(self, reports: Mapping[int, ScriptReport]) -> Iterator[ScriptDifference]:
         """DDP modules whose parameters differ at the same step."""
         keys = dict.fromkeys(
             (key, module.ranks)
@@ -144,14 +127,10 @@ class ScriptComparison:
             if key in self._reported or len(modules) < len(ranks):
                 continue
 
-            steps = set.intersection(
-                *(set(module.hashes) for module in modules.values())
-            )
+            steps = set.intersection(*(set(module.hashes) for module in modules.values()))
             for step in sorted(steps):
                 tensors = [module.hashes[step].tensors for module in modules.values()]
-                if any(replica != tensors[0] for replica in tensors) and self._is_new(
-                    key
-                ):
+                if any(replica != tensors[0] for replica in tensors) and self._is_new(key):
                     yield self._module_difference(key, step, modules, present)
                 elif key not in self._reported:
                     self._equal_at[key] = max(step, self._equal_at.get(key, 0))
@@ -178,9 +157,7 @@ class ScriptComparison:
             if len(set(map(str, values))) > 1:
                 settings.append(f"{name}: {by_rank(values, hosts, ranks)}")
 
-        cause = (
-            f"; their optimizers differ in {', '.join(settings)}" if settings else ""
-        )
+        cause = f"; their optimizers differ in {', '.join(settings)}" if settings else ""
         place = difference.place(step)
 
         return ScriptDifference(
@@ -195,13 +172,9 @@ class ScriptComparison:
 
 def _without_hashes(values: Sequence[Any]) -> list[Any]:
     """Hashes stand for secrets: the message only shows which ranks have the same one."""
-    hashes = list(
-        dict.fromkeys(value["hash"] for value in values if isinstance(value, Mapping))
-    )
+    hashes = list(dict.fromkeys(value["hash"] for value in values if isinstance(value, Mapping)))
     return [
-        f"hidden value {hashes.index(value['hash']) + 1}"
-        if isinstance(value, Mapping)
-        else value
+        f"hidden value {hashes.index(value['hash']) + 1}" if isinstance(value, Mapping) else value
         for value in values
     ]
 
@@ -210,9 +183,7 @@ def _hosts(everyone: Sequence[ScriptReport]) -> list[str]:
     return [str(report.owner["host"]) for report in everyone]
 
 
-def is_own_value(
-    name: str, values: Sequence[str], owners: Sequence[Mapping[str, Any]]
-) -> bool:
+def is_own_value(name: str, values: Sequence[str], owners: Sequence[Mapping[str, Any]]) -> bool:
     """Whether an option's values, one for each rank, differ only in who the rank is: its host or
     address. `owners`: the `host` of each."""
     if OWN_NAMES.search(name.lower()):
@@ -220,15 +191,9 @@ def is_own_value(
     places = []
     for value, owner in zip(values, owners, strict=True):
         hosts = "|".join(
-            re.escape(host)
-            for host in (owner["host"], owner["host"].partition(".")[0])
-            if host
+            re.escape(host) for host in (owner["host"], owner["host"].partition(".")[0]) if host
         )
-        places.append(
-            ADDRESS.sub("#", re.sub(rf"(?<![\w-])(?:{hosts})(?![\w-])", "#", value))
-        )
+        places.append(ADDRESS.sub("#", re.sub(rf"(?<![\w-])(?:{hosts})(?![\w-])", "#", value)))
 
     # The same file in another folder is no difference.
-    return (
-        len({PurePath(place).name if "/" in place else place for place in places}) == 1
-    )
+    return len({PurePath(place).name if "/" in place else place for place in places}) == 1

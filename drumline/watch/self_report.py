@@ -104,10 +104,7 @@ def main_thread_frames() -> Iterator[FrameType]:
 def main_thread_calls() -> list[tuple[str, int | None, str]]:
     """File, line and name of the main thread's calls, the innermost first."""
     frames = islice(main_thread_frames(), MAX_CALLS)
-    return [
-        (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        for frame in frames
-    ]
+    return [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
 
 
 def latest_collectives(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -119,9 +116,7 @@ def latest_collectives(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]
 
     # A group for devices and CPU has two backends, each with numbers of its own.
     num_backends = Counter(group for group, _ in by_backend)
-    latest = [
-        entry for queue in by_backend.values() for entry in queue[-NUM_COLLECTIVES:]
-    ]
+    latest = [entry for queue in by_backend.values() for entry in queue[-NUM_COLLECTIVES:]]
     records = []
     for entry in sorted(latest, key=_began_ns):
         group, backend = _group_and_backend(entry)

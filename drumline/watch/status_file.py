@@ -88,9 +88,7 @@ def status_record(
     return {
         "version": VERSION,
         "time": now,
-        "leader": next(
-            (node.host for node in cluster.nodes if node.node == cluster.me), ""
-        ),
+        "leader": next((node.host for node in cluster.nodes if node.node == cluster.me), ""),
         "world_size": world_size,
         "hang_s": hang_s,
         "ranks": [
@@ -157,8 +155,5 @@ class StepRates:
         return {
             rank: (step - before[rank][1]) / (now - then)
             for rank, (pid, step) in steps.items()
-            if now > then
-            and rank in before
-            and before[rank][0] == pid
-            and step >= before[rank][1]
+            if now > then and rank in before and before[rank][0] == pid and step >= before[rank][1]
         }

@@ -82,9 +82,7 @@ def _lost_row(host: Mapping[str, Any]) -> StatusRow:
     state = f"no heartbeat for {host['no_heartbeat_s']:.0f} s"
     if host["how"]:
         state += f": {host['how']}"
-    return StatusRow(
-        host["host"], _span(host["ranks"]), state=state, level=RowLevel.BAD
-    )
+    return StatusRow(host["host"], _span(host["ranks"]), state=state, level=RowLevel.BAD)
 
 
 def fitting_rows(status: Mapping[str, Any], *, max_rows: int) -> list[StatusRow]:
@@ -115,9 +113,7 @@ def summary_line(status: Mapping[str, Any]) -> str:
     """`step 812, 3.1 steps/s: 8 ranks on 2 hosts, 1 needs attention`."""
     rows = all_rows(status)
     ranks = status["ranks"]
-    hosts = {rank["host"] for rank in ranks} | {
-        lost_host["host"] for lost_host in status["lost"]
-    }
+    hosts = {rank["host"] for rank in ranks} | {lost_host["host"] for lost_host in status["lost"]}
     rates = sorted(rank["rate"] for rank in ranks if rank["rate"] is not None)
     speed = f", {_rate(rates[len(rates) // 2])} steps/s" if rates else ""
     marked = sum(row.level > RowLevel.GOOD for row in rows)
@@ -135,11 +131,7 @@ def _state(
     """What a rank does in words, and how much that matters."""
     code = rank["exit"]
     if code:
-        how = (
-            f"killed by {signal_name(-code)}"
-            if code < 0
-            else f"exited with code {code}"
-        )
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         return how, RowLevel.BAD
     if code == 0:
         return "done", RowLevel.GOOD
@@ -178,12 +170,7 @@ def _waits(rank: Mapping[str, Any]) -> bool:
     """Whether it waits for others, as far as known: long in a phase in which ranks wait, and with
     little CPU time."""
     is_well = rank["exit"] is None and rank["state"] in ("S", "R")
-    return (
-        is_well
-        and rank["phase"] in WAITING
-        and rank["age_s"] >= LONG_S
-        and rank["cpu"] < 0.5
-    )
+    return is_well and rank["phase"] in WAITING and rank["age_s"] >= LONG_S and rank["cpu"] < 0.5
 
 
 def _merged(host: str, rows: Sequence[StatusRow]) -> StatusRow:
@@ -211,14 +198,8 @@ def _span(numbers: Iterable[int]) -> str:
     ordered = sorted(numbers)
     if not ordered:
         return "-"
-    return (
-        str(ordered[0]) if ordered[0] == ordered[-1] else f"{ordered[0]}-{ordered[-1]}"
-    )
+    return str(ordered[0]) if ordered[0] == ordered[-1] else f"{ordered[0]}-{ordered[-1]}"
 
 
 def _rate(steps_per_s: float) -> str:
-    return (
-        f"{steps_per_s:.1f}"
-        if steps_per_s >= 1 or not steps_per_s
-        else f"{steps_per_s:.2g}"
-    )
+    return f"{steps_per_s:.1f}" if steps_per_s >= 1 or not steps_per_s else f"{steps_per_s:.2g}"

@@ -113,11 +113,7 @@ class SlowPhase:
         peers_s = self.seconds.peers
         factor = rank_s / max(peers_s, 1e-9)
         times = f"{factor:.1f}x" if factor < MAX_FACTOR else f"over {MAX_FACTOR}x"
-        who = (
-            f"all ranks on {host} take"
-            if rank is None
-            else f"rank {rank} on {host} takes"
-        )
+        who = f"all ranks on {host} take" if rank is None else f"rank {rank} on {host} takes"
         phase = _PHASE_NAMES[self.phase]
 
         what = (
@@ -146,10 +142,7 @@ class Stragglers:
         time_slice = self._next_slice(cluster)
         if time_slice is None or len(hosts) < 2:
             return []
-        if (
-            self._seen
-            and self._seen[-1].fractions.keys() != time_slice.fractions.keys()
-        ):
+        if self._seen and self._seen[-1].fractions.keys() != time_slice.fractions.keys():
             self._seen.clear()  # other ranks than before: the job was restarted
         slow = slow_ranks(time_slice, factor=self._factor)
         self._seen.append(replace(time_slice, slow=slow))
@@ -172,8 +165,7 @@ class Stragglers:
 
         if not self._begin:
             if all(
-                facts.step - self._first[rank].step >= FIRST_STEPS
-                for rank, facts in now.items()
+                facts.step - self._first[rank].step >= FIRST_STEPS for rank, facts in now.items()
             ):
                 self._begin = now
 
@@ -235,9 +227,7 @@ class Stragglers:
 
         return []
 
-    def _slow_throughout(
-        self, window: Sequence[TimeSlice], factor: float
-    ) -> dict[int, SlowPhase]:
+    def _slow_throughout(self, window: Sequence[TimeSlice], factor: float) -> dict[int, SlowPhase]:
         """The ranks that were slow in one phase in nearly every slice, and over all of them
         together."""
         times = Counter(
@@ -254,9 +244,7 @@ class Stragglers:
         slow_phases = {}
         for rank, phases in slow_ranks(_joined(window), factor=factor).items():
             confirmed = [
-                SlowPhase(phase, phases[phase])
-                for phase in phases
-                if (rank, phase) in often
+                SlowPhase(phase, phases[phase]) for phase in phases if (rank, phase) in often
             ]
             if confirmed:
                 slow_phases[rank] = max(confirmed, key=lambda slow: slow.seconds.excess)
@@ -268,8 +256,7 @@ def slow_ranks(time_slice: TimeSlice, *, factor: float) -> SlowRanks:
     """The ranks that take `factor` times as long in a phase as others, and so cost a noticeable
     part of this slice."""
     in_steps = median(
-        sum(by_phase[phase] for phase in IN_STEPS)
-        for by_phase in time_slice.fractions.values()
+        sum(by_phase[phase] for phase in IN_STEPS) for by_phase in time_slice.fractions.values()
     )  # of all time
     least = MIN_COST * in_steps
     seconds = time_slice.seconds / time_slice.num_steps
@@ -283,17 +270,13 @@ def slow_ranks(time_slice: TimeSlice, *, factor: float) -> SlowRanks:
             for rank, times in _against_peers(time_slice, (phase,)).items():
                 is_slow = times.excess >= least and times.rank >= factor * times.peers
                 if is_slow and in_all[rank].excess >= times.excess / 2:
-                    in_seconds = TimeAgainstPeers(
-                        times.rank * seconds, times.peers * seconds
-                    )
+                    in_seconds = TimeAgainstPeers(times.rank * seconds, times.peers * seconds)
                     slow.setdefault(rank, {})[phase] = in_seconds
 
     return slow
 
 
-def _against_peers(
-    time_slice: TimeSlice, phases: Sequence[Phase]
-) -> dict[int, TimeAgainstPeers]:
+def _against_peers(time_slice: TimeSlice, phases: Sequence[Phase]) -> dict[int, TimeAgainstPeers]:
     """By rank: the fraction of time that it spent in these phases, and the median of all others."""
     spent = {
         rank: sum(fractions[phase] for phase in phases)
@@ -307,10 +290,7 @@ def _against_peers(
         place = bisect_left(ordered, value)
         return (ordered[low + (low >= place)] + ordered[high + (high >= place)]) / 2
 
-    return {
-        rank: TimeAgainstPeers(value, median_without(value))
-        for rank, value in spent.items()
-    }
+    return {rank: TimeAgainstPeers(value, median_without(value)) for rank, value in spent.items()}
 
 
 @dataclass(frozen=True)
@@ -332,10 +312,7 @@ def _spent(begin: RankState, end: RankState) -> list[float]:
         spent[facts.phase] += facts.age_s  # what the heartbeat does not count yet
         return spent
 
-    return [
-        max(0.0, late - early)
-        for early, late in zip(totals(begin), totals(end), strict=True)
-    ]
+    return [max(0.0, late - early) for early, late in zip(totals(begin), totals(end), strict=True)]
 
 
 def _joined(slices: Sequence[TimeSlice]) -> TimeSlice:
@@ -344,12 +321,9 @@ def _joined(slices: Sequence[TimeSlice]) -> TimeSlice:
     fractions = {}
     for rank in slices[0].fractions:
         weighted = [
-            [fraction * part.seconds for fraction in part.fractions[rank]]
-            for part in slices
+            [fraction * part.seconds for fraction in part.fractions[rank]] for part in slices
         ]
-        fractions[rank] = tuple(
-            sum(of_phase) / seconds for of_phase in zip(*weighted, strict=True)
-        )
+        fractions[rank] = tuple(sum(of_phase) / seconds for of_phase in zip(*weighted, strict=True))
 
     return TimeSlice(seconds, sum(part.num_steps for part in slices), fractions)
 

@@ -138,9 +138,7 @@ class WatchFolder:
     def diagnosis(self, deadline: float = 0.0) -> SidecarDiagnosis | None:
         """The sidecar's diagnosis of this start, if it has ended ranks. Waits while the sidecar
         runs, until the deadline (monotonic)."""
-        return (
-            None if self.current is None else wait_for_diagnosis(self.current, deadline)
-        )
+        return None if self.current is None else wait_for_diagnosis(self.current, deadline)
 
     def furthest_step(self) -> int:
         """The furthest step of the ranks of this start; 0: unknown."""

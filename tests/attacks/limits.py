@@ -17,9 +17,7 @@ class Hangs(BaseException):
 
 
 @contextmanager
-def bounded(
-    *, seconds: float = 60.0, cpu_s: float = 1.0, megabytes: int = 400
-) -> Iterator[None]:
+def bounded(*, seconds: float = 60.0, cpu_s: float = 1.0, megabytes: int = 400) -> Iterator[None]:
     """`seconds` is for what blocks; `cpu_s` is the time of this process alone, whatever else the
     machine does."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -181,9 +181,7 @@ def main() -> int:
             source = ROOT / name
             if source.is_dir():
                 shutil.copytree(
-                    source,
-                    copy / name,
-                    ignore=shutil.ignore_patterns("__pycache__", ".venv"),
+                    source, copy / name, ignore=shutil.ignore_patterns("__pycache__", ".venv")
                 )
             else:
                 shutil.copy(source, copy / name)

@@ -82,19 +82,14 @@ def checked(run: RunFolder) -> str:
     """What `verify` says, once all three readers have held."""
     with bounded():
         findings = verify_run(run.path, lambda _: None).problems
-        assert (
-            catalog.newest_valid(run.checkpoints).path
-            == run.checkpoints / "step-00000001"
-        )
+        assert catalog.newest_valid(run.checkpoints).path == run.checkpoints / "step-00000001"
         with pytest.raises(CheckpointError):
             load_checkpoint(hostile(run), torch.nn.Linear(1, 1))
         load = torch.nn.Module()
         load.weight = torch.nn.Parameter(torch.zeros(2))
         load_checkpoint(run.path, load)
     assert load.weight.tolist() == [1.0, 1.0]  # of step 1
-    (found,) = [
-        finding for finding in findings if finding.where == "checkpoints/step-00000002"
-    ]
+    (found,) = [finding for finding in findings if finding.where == "checkpoints/step-00000002"]
     return found.what
 
 
@@ -198,8 +193,7 @@ def test_a_link_to_an_endless_device_is_not_read(run: RunFolder, name: str) -> N
     (hostile(run) / name).unlink()
     (hostile(run) / name).symlink_to("/dev/zero")
     forge(
-        hostile(run),
-        lambda content: content["files"].update({name: {"bytes": 9, "blake3": ""}}),
+        hostile(run), lambda content: content["files"].update({name: {"bytes": 9, "blake3": ""}})
     ) if (name != "manifest.json") else None
     assert name in checked(run)
 
@@ -210,9 +204,7 @@ def test_a_link_to_a_file_outside_is_not_read(run: RunFolder, tmp_path: Path) ->
     (hostile(run) / "progress.json").symlink_to(secret)
     forge(
         hostile(run),
-        lambda content: content["files"]["progress.json"].update(
-            bytes=len(str(secret))
-        ),
+        lambda content: content["files"]["progress.json"].update(bytes=len(str(secret))),
     )
     assert checked(run).endswith(
         "progress.json cannot be read: it is a symbolic link, not a regular file"
@@ -230,10 +222,7 @@ def test_a_document_that_is_hard_to_decode_is_refused(run: RunFolder) -> None:
             {"model.json": {"bytes": record.size, "blake3": record.blake3}}
         ),
     )
-    with (
-        bounded(),
-        pytest.raises(CorruptCheckpointError, match="nested deeper than 200 levels"),
-    ):
+    with bounded(), pytest.raises(CorruptCheckpointError, match="nested deeper than 200 levels"):
         load_checkpoint(path, torch.nn.Linear(1, 1))
 
 
@@ -247,15 +236,10 @@ def test_a_document_that_is_hard_to_decode_is_refused(run: RunFolder) -> None:
         {"model": {"aliases": [7]}},
         {"model": {"aliases": {}}, "optimizer": 7},
         {"model": {"aliases": {}}, "optimizer": {}},
-        {
-            "model": {"aliases": {}},
-            "optimizer": {"class": "SGD", "groups": 7, "state": 7},
-        },
+        {"model": {"aliases": {}}, "optimizer": {"class": "SGD", "groups": 7, "state": 7}},
     ],
 )
-def test_documents_of_other_types_are_an_error(
-    tmp_path: Path, documents: dict[str, Any]
-) -> None:
+def test_documents_of_other_types_are_an_error(tmp_path: Path, documents: dict[str, Any]) -> None:
     model = torch.nn.Linear(1, 1)
     tensors = {"model": model.state_dict(), "optimizer": {}}
     path = store.write(tmp_path, 1, tensors=tensors, documents=documents, metrics={})
@@ -267,9 +251,7 @@ def test_documents_of_other_types_are_an_error(
 def test_what_can_be_saved_can_be_loaded() -> None:
     value = -(2**MAX_BITS - 1)
     assert parse_json(json.dumps(encode_state(value, "x", {}))) == value
-    with pytest.raises(
-        CheckpointError, match="x cannot be saved: it is an integer of 991 bits"
-    ):
+    with pytest.raises(CheckpointError, match="x cannot be saved: it is an integer of 991 bits"):
         encode_state(2**MAX_BITS, "x", {})
 
 
@@ -284,9 +266,7 @@ HAS_GAUSS_AT = NUMPY_AT + 625 * 4
 
 def altered(offset: int, value: bytes) -> torch.Tensor:
     state = capture_rng(CPU).clone()
-    state[offset : offset + len(value)] = torch.frombuffer(
-        bytearray(value), dtype=torch.uint8
-    )
+    state[offset : offset + len(value)] = torch.frombuffer(bytearray(value), dtype=torch.uint8)
     return state
 
 
@@ -306,10 +286,7 @@ def number(value: int) -> bytes:
             "a position is outside its table",
         ),
         (altered(HEADER.size + 8, number(0)), "a position is outside its table"),
-        (
-            altered(HEADER.size + 8, number(1) + number(0)),
-            "a position is outside its table",
-        ),
+        (altered(HEADER.size + 8, number(1) + number(0)), "a position is outside its table"),
         (
             altered(12, number(8)),
             r"its parts have \[8, 0, 2512, 2509\] bytes, expected \[5056, 0, 2512, 2509\]",
@@ -329,9 +306,7 @@ def test_a_forged_random_state_is_refused_before_any_of_it_is_set(
     state: torch.Tensor, sentence: str
 ) -> None:
     before = capture_rng(CPU)
-    with pytest.raises(
-        CheckpointError, match=f"the saved random state is corrupt: .*{sentence}"
-    ):
+    with pytest.raises(CheckpointError, match=f"the saved random state is corrupt: .*{sentence}"):
         restore_rng(state, CPU)
     assert torch.equal(capture_rng(CPU), before)
     restore_rng(before, CPU)
@@ -365,11 +340,7 @@ WRONG: list[Any] = [
 
 
 def save(
-    run: RunFolder,
-    step: int,
-    progress: Any,
-    rng: dict[str, torch.Tensor],
-    **more: dict[str, Any],
+    run: RunFolder, step: int, progress: Any, rng: dict[str, torch.Tensor], **more: dict[str, Any]
 ) -> None:
     documents = {"model": {"aliases": {}}, "optimizer": {}, "progress": progress}
     tensors: dict[str, Any] = {"model": {}, "optimizer": {}, "rng": rng, **more}
@@ -381,18 +352,12 @@ def test_resume_skips_a_checkpoint_with_a_forged_content(run: RunFolder) -> None
     own = {"rank-00000": capture_rng(CPU)}
     save(run, 3, SAVED, own)
     for step, wrong in enumerate(WRONG, start=4):
-        progress = (
-            {**SAVED, "step": step, **wrong}
-            if wrong and isinstance(wrong, dict)
-            else wrong
-        )
+        progress = {**SAVED, "step": step, **wrong} if wrong and isinstance(wrong, dict) else wrong
         save(run, step, progress, own)
     states = {
         "a position is outside its table": altered(POSITION_AT, number(700)),
         "its version is 7, expected 1": altered(8, number(7)),
-        "it is no random state (24576 bytes)": torch.zeros(
-            RNG_BYTES, dtype=torch.bfloat16
-        ),
+        "it is no random state (24576 bytes)": torch.zeros(RNG_BYTES, dtype=torch.bfloat16),
         "its parts have [5056, 3, 2512, 2509] bytes, expected [5056, 16, 2512, 2509]": altered(
             16, number(3)
         ),
@@ -400,28 +365,18 @@ def test_resume_skips_a_checkpoint_with_a_forged_content(run: RunFolder) -> None
     for step, state in enumerate(states.values(), start=100):
         save(run, step, {**SAVED, "step": step}, {**own, "rank-00001": state})
     documents = {"progress": {**SAVED, "step": 200}}
-    store.write(
-        run.checkpoints, 200, tensors={"model": {}}, documents=documents, metrics={}
-    )
+    store.write(run.checkpoints, 200, tensors={"model": {}}, documents=documents, metrics={})
     newest_step = find_newest(Alone(), run.checkpoints)  # type: ignore[arg-type]
     assert newest_step is not None
     assert newest_step.progress.step == 3
     reasons = [reason for _, reason in newest_step.skipped]
-    assert (
-        reasons[0]
-        == "it does not hold a model, an optimizer, random states and progress"
-    )
+    assert reasons[0] == "it does not hold a model, an optimizer, random states and progress"
     assert reasons[1:5] == [f"rng.safetensors: {reason}" for reason in reversed(states)]
-    assert set(reasons[5:]) <= {
-        "progress.json does not have the run's position",
-        reasons[0],
-    }
+    assert set(reasons[5:]) <= {"progress.json does not have the run's position", reasons[0]}
     assert len(reasons) == 1 + len(states) + len(WRONG)
 
 
-def test_a_run_continues_from_the_newest_checkpoint_that_is_its_own(
-    tmp_path: Path,
-) -> None:
+def test_a_run_continues_from_the_newest_checkpoint_that_is_its_own(tmp_path: Path) -> None:
     config = make_config(steps=3)
     train_here(config, Classify, tmp_path)
     save(
@@ -464,10 +419,7 @@ def test_a_large_position_is_not_parsed(run: RunFolder) -> None:
     content = b"[" + b"[]," * (4 << 20) + b"[]]"
     (hostile(run) / "progress.json").write_bytes(content)
     record = {"bytes": len(content), "blake3": blake3(content).hexdigest()}
-    forge(
-        hostile(run),
-        lambda manifest: manifest["files"].update({"progress.json": record}),
-    )
+    forge(hostile(run), lambda manifest: manifest["files"].update({"progress.json": record}))
     with bounded(cpu_s=5, megabytes=200):
         problems = verify_run(run.path, lambda _: None).problems
         with pytest.raises(
@@ -475,7 +427,6 @@ def test_a_large_position_is_not_parsed(run: RunFolder) -> None:
             match=r"progress.json cannot be read: it has more than 8,388,608 bytes",
         ):
             catalog.read_document(hostile(run), "progress")
-    assert (
-        "checkpoints/step-00000002/progress.json",
-        "has no valid step and position",
-    ) in [(problem.where, problem.what) for problem in problems]
+    assert ("checkpoints/step-00000002/progress.json", "has no valid step and position") in [
+        (problem.where, problem.what) for problem in problems
+    ]

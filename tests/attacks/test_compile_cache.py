@@ -52,9 +52,7 @@ def test_torchs_own_folder_belongs_to_whoever_makes_it_first(
     assert Path(cache_dir()).stat().st_uid == other_user
 
 
-def test_a_rank_under_any_launcher_has_a_private_one(
-    other_user: int, temporary: Path
-) -> None:
+def test_a_rank_under_any_launcher_has_a_private_one(other_user: int, temporary: Path) -> None:
     by_user(other_user, 'mkdir "$1"', default_cache_dir())
     with RunManager():
         folder = Path(cache_dir())
@@ -105,9 +103,7 @@ def test_a_private_name_that_another_user_took_is_not_used(
 ) -> None:
     by_user(other_user, commands, temporary / private_name(), Path.home())
     environment: dict[str, str] = {}
-    with pytest.raises(
-        UsageError, match=f"set {INDUCTOR_CACHE} to a new folder that only you"
-    ):
+    with pytest.raises(UsageError, match=f"set {INDUCTOR_CACHE} to a new folder that only you"):
         use_private_cache(environment)
     assert environment == {}
 
@@ -159,15 +155,10 @@ def test_the_users_own_folder_is_used_and_made(temporary: Path) -> None:
     folder = temporary / "cache"
     environment = {INDUCTOR_CACHE: str(folder)}
     use_private_cache(environment)
-    assert environment == {
-        INDUCTOR_CACHE: str(folder),
-        TRITON_CACHE: str(folder / "triton"),
-    }
+    assert environment == {INDUCTOR_CACHE: str(folder), TRITON_CACHE: str(folder / "triton")}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     (temporary / "link").symlink_to(folder)
-    use_private_cache(
-        {INDUCTOR_CACHE: str(temporary / "link"), TRITON_CACHE: str(folder)}
-    )
+    use_private_cache({INDUCTOR_CACHE: str(temporary / "link"), TRITON_CACHE: str(folder)})
 
 
 def test_a_folder_that_cannot_be_made_ends_no_run(temporary: Path) -> None:
@@ -180,7 +171,5 @@ def test_a_private_folder_that_cannot_be_made_is_not_left_to_others(
 ) -> None:
     """Whoever fills the disk could make it later."""
     monkeypatch.setattr(tempfile, "tempdir", "/proc")
-    with pytest.raises(
-        UsageError, match=f"set {INDUCTOR_CACHE} to a new folder that only you"
-    ):
+    with pytest.raises(UsageError, match=f"set {INDUCTOR_CACHE} to a new folder that only you"):
         use_private_cache({})

@@ -16,12 +16,7 @@ import pytest
 from drumline.base.errors import UsageError
 from drumline.base.untrusted import from_json
 from drumline.launch.detached import units
-from drumline.launch.detached.job_folder import (
-    DAMAGED,
-    JobFolder,
-    JobRecord,
-    folders_of,
-)
+from drumline.launch.detached.job_folder import DAMAGED, JobFolder, JobRecord, folders_of
 from drumline.launch.node_plan import NodePlan, Program
 from tests.unit.launch.test_detached_node import make_folder, make_spec
 
@@ -40,9 +35,7 @@ for path in (folder / "spec.json", folder / "state.json"):
 """
 
 
-def test_another_user_neither_reads_nor_stops_a_job(
-    tmp_path: Path, other_user: int
-) -> None:
+def test_another_user_neither_reads_nor_stops_a_job(tmp_path: Path, other_user: int) -> None:
     job = make_folder(tmp_path)
     for folder in (*job.path.parents[:2], *tmp_path.parents):
         if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
@@ -106,9 +99,7 @@ def test_a_process_of_another_user_is_not_taken_for_a_keeper(
 ) -> None:
     job = make_folder(tmp_path)
     pretend = ["/bin/sh", "-c", "read line", "-m", units.KEEPER, str(job.path)]
-    with subprocess.Popen(
-        pretend, stdin=subprocess.PIPE, user=other_user, cwd="/"
-    ) as process:
+    with subprocess.Popen(pretend, stdin=subprocess.PIPE, user=other_user, cwd="/") as process:
         wait_for_command(process)
         assert units.keepers(job) == []
     with subprocess.Popen(pretend, stdin=subprocess.PIPE) as process:
@@ -160,9 +151,7 @@ def test_a_host_cannot_name_others_that_ssh_would_misread(name: str) -> None:
         hostile.host(1)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"hosts": 7}, {"node": []}, {"since": "x"}, {"code": [1]}]
-)
+@pytest.mark.parametrize("fields", [{"hosts": 7}, {"node": []}, {"since": "x"}, {"code": [1]}])
 def test_a_hosts_answer_has_a_form(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         from_json(JobRecord, record(**fields))

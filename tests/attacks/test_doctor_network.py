@@ -37,29 +37,16 @@ HELLO = {"kind": "hello", "protocol": PROTOCOL}
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> NodeServer:
     """One that came to node 0 over a network, and has two addresses."""
-    interfaces = [
-        Interface("lo", "127.0.0.1", 65536, True),
-        Interface("eth0", OWN, 1500, True),
-    ]
-    monkeypatch.setattr(
-        "drumline.tools.doctor.pairs.node_server.interfaces", lambda: interfaces
-    )
+    interfaces = [Interface("lo", "127.0.0.1", 65536, True), Interface("eth0", OWN, 1500, True)]
+    monkeypatch.setattr("drumline.tools.doctor.pairs.node_server.interfaces", lambda: interfaces)
     return NodeServer(FrameReader(0), 1, HostSettings({}), here=OWN)
 
 
 @pytest.mark.parametrize(
     "address", ["0.0.0.0", "", "::", "127.0.0.1", "127.0.0.2", "192.0.2.8", "localhost"]
 )
-def test_a_false_master_chooses_no_address_to_listen_on(
-    node: NodeServer, address: str
-) -> None:
-    request = {
-        "token": TOKEN,
-        "node": 1,
-        "address": address,
-        "ports": 1,
-        "other_addresses": [],
-    }
+def test_a_false_master_chooses_no_address_to_listen_on(node: NodeServer, address: str) -> None:
+    request = {"token": TOKEN, "node": 1, "address": address, "ports": 1, "other_addresses": []}
     share = {
         "first_rank": 0,
         "num_procs": 1,
@@ -78,9 +65,7 @@ def test_a_false_master_chooses_no_address_to_listen_on(
         ):
             action(message)
     for wrong in ({"first_rank": -1}, {"world_size": 0}, {"port": 0}):
-        with pytest.raises(
-            ValueError, match=f"Expected `int` .* at `\\$.{next(iter(wrong))}`"
-        ):
+        with pytest.raises(ValueError, match=f"Expected `int` .* at `\\$.{next(iter(wrong))}`"):
             node._collectives({**share, **wrong, "address": address})
     assert node.listeners is None
 
@@ -129,16 +114,10 @@ def _joined(place: NodeOptions) -> str:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [b'{"id": 1, "kind": "facts"}\n', b"0" * 64 + b' {"id": 1, "kind": "facts"}\n'],
+    "line", [b'{"id": 1, "kind": "facts"}\n', b"0" * 64 + b' {"id": 1, "kind": "facts"}\n']
 )
-def test_a_line_that_was_put_in_after_the_handshake_is_not_answered(
-    line: bytes,
-) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        ThreadPoolExecutor(1) as pool,
-    ):
+def test_a_line_that_was_put_in_after_the_handshake_is_not_answered(line: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         place = NodeOptions(1, 2, "127.0.0.1", listener.getsockname()[1], SECRET, 20.0)
         telling = pool.submit(_joined, place)
         call, _ = listener.accept()
@@ -165,9 +144,7 @@ def test_an_answer_that_was_changed_on_the_way_ends_the_line(is_true: bool) -> N
         reader, writer = await asyncio.open_connection(sock=one)
         far_reader, far_writer = await asyncio.open_connection(sock=other)
         client = NodeClient(
-            HostConnection(
-                Host("b"), [], 9.0, session=near, reader=reader, writer=writer
-            )
+            HostConnection(Host("b"), [], 9.0, session=near, reader=reader, writer=writer)
         )
         far_writer.write(far.encode(HELLO))
         await client.open()
@@ -220,8 +197,7 @@ def test_commands_refuse_it_before_they_open_anything(
 
 
 @given(
-    st.binary(max_size=300)
-    | st.text(max_size=100).map(lambda text: json.dumps([text]).encode())
+    st.binary(max_size=300) | st.text(max_size=100).map(lambda text: json.dumps([text]).encode())
 )
 def test_whatever_line_comes_is_a_message_or_an_error_with_a_name(line: bytes) -> None:
     with contextlib.suppress(FrameError):
@@ -231,22 +207,16 @@ def test_whatever_line_comes_is_a_message_or_an_error_with_a_name(line: bytes) -
 
 
 @given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists
-    ),
+    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists),
     st.data(),
 )
-def test_whatever_a_master_asks_for_is_done_or_refused(
-    value: object, data: st.DataObject
-) -> None:
+def test_whatever_a_master_asks_for_is_done_or_refused(value: object, data: st.DataObject) -> None:
     node = NodeServer(FrameReader(0), 1, HostSettings({}), here=OWN)
     messages: list[Any] = []
     node._send = lambda kind, **content: messages.append(content)  # type: ignore[method-assign]
     request = {
         "id": 1,
-        "kind": data.draw(
-            st.sampled_from(["listen", "probe", "measure", "collectives"])
-        ),
+        "kind": data.draw(st.sampled_from(["listen", "probe", "measure", "collectives"])),
     }
     for name in (
         "token",

@@ -32,24 +32,16 @@ EVIL = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned
 
 
 @pytest.mark.parametrize("proof", ["0" * 64, "", None, True, [], "proof"])
-def test_a_dialler_without_the_secret_is_refused_whatever_it_sends_as_a_proof(
-    proof: Any,
-) -> None:
+def test_a_dialler_without_the_secret_is_refused_whatever_it_sends_as_a_proof(proof: Any) -> None:
     listener = answer(SECRET, "watch", 0, {1})
     next(listener)
-    listener.send(
-        {"drumline": "watch", "node": 1, "to": 0, "nonce": "0" * 32, "secret": True}
-    )
-    with pytest.raises(
-        RefusedError, match="DRUMLINE_SECRET of node 1 differs from that of node 0"
-    ):
+    listener.send({"drumline": "watch", "node": 1, "to": 0, "nonce": "0" * 32, "secret": True})
+    with pytest.raises(RefusedError, match="DRUMLINE_SECRET of node 1 differs from that of node 0"):
         listener.send({"proof": proof})
 
 
 @pytest.mark.parametrize("proof", ["0" * 64, "", None, True])
-def test_a_listener_without_the_secret_is_refused_whatever_it_sends_as_a_proof(
-    proof: Any,
-) -> None:
+def test_a_listener_without_the_secret_is_refused_whatever_it_sends_as_a_proof(proof: Any) -> None:
     dialler = dial(SECRET, "watch", 1, 0)
     next(dialler)
     dialler.send({"nonce": "0" * 32})
@@ -64,9 +56,7 @@ def sealed_pair() -> tuple[Session, Session]:
 
 def test_a_line_is_accepted_once_and_in_its_place() -> None:
     sender, receiver = sealed_pair()
-    lines = [
-        sender.encode({"number": number}).removesuffix(b"\n") for number in range(3)
-    ]
+    lines = [sender.encode({"number": number}).removesuffix(b"\n") for number in range(3)]
     assert receiver.decode(lines[0]) == {"number": 0}
     for line in (lines[0], lines[2]):  # replayed; the one before it was removed
         with pytest.raises(FrameError, match="wrong seal"):
@@ -146,19 +136,7 @@ class HostileBackend(FsspecBackend):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "../x",
-        "a/../../x",
-        "/etc/passwd",
-        "a//b",
-        "./a",
-        "a/.",
-        "a/..",
-        "..",
-        "a\0b",
-        "a/",
-        "",
-    ],
+    ["../x", "a/../../x", "/etc/passwd", "a//b", "./a", "a/.", "a/..", "..", "a\0b", "a/", ""],
 )
 def test_a_name_that_leaves_the_folder_is_not_listed(name: str) -> None:
     store = ObjectStore("gs://bucket", HostileBackend([name, "a/b"]))
@@ -170,12 +148,7 @@ def test_a_name_that_leaves_the_folder_is_not_listed(name: str) -> None:
 
 def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
     run = write_run(
-        tmp_path / "run",
-        task=EVIL,
-        metric=EVIL,
-        message=EVIL,
-        slow_rank=1,
-        settings={"lr": EVIL},
+        tmp_path / "run", task=EVIL, metric=EVIL, message=EVIL, slow_rank=1, settings={"lr": EVIL}
     )
     page = render_page([read_run(run)])
     assert "window.pwned" in page

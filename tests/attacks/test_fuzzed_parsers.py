@@ -26,12 +26,7 @@ from drumline.runs import manifest
 from drumline.runs.events import Reporter, read_json_lines
 from drumline.runs.run_folder import RunFolder
 from drumline.training.output import WatchNotices
-from drumline.training.resume import (
-    _failure_in,
-    _read_launch,
-    check_same_step,
-    diagnoses_of_launch,
-)
+from drumline.training.resume import _failure_in, _read_launch, check_same_step, diagnoses_of_launch
 from drumline.watch.heartbeat import read_heartbeat
 from drumline.watch.run_status import RunStatusReader
 from drumline.watch.status_file import read_status_file
@@ -48,8 +43,7 @@ VALUES = st.recursive(
     | st.text(max_size=8)
     | st.sampled_from(["x", "1", "", "\ud800"]),
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
     ),
     max_leaves=6,
 )
@@ -71,14 +65,11 @@ ODD = [
 WORDS = st.sampled_from([*LONG, *KNOWN, *NAMES, *ODD])
 TEXTS = st.binary(max_size=200) | st.lists(WORDS, max_size=25).map(b"".join)
 OPCODES = st.sampled_from(
-    [
-        bytes([code])
-        for code in b"\x80\x95(}])t\x85\x86\x87aesuN\x88\x89JKMUTCBX\x8cqrhjcRb."
-    ]
+    [bytes([code]) for code in b"\x80\x95(}])t\x85\x86\x87aesuN\x88\x89JKMUTCBX\x8cqrhjcRb."]
 )
-PICKLES = st.lists(
-    OPCODES | st.binary(max_size=4) | st.just(b"cnumpy\ndtype\n"), max_size=40
-).map(b"".join)
+PICKLES = st.lists(OPCODES | st.binary(max_size=4) | st.just(b"cnumpy\ndtype\n"), max_size=40).map(
+    b"".join
+)
 
 
 def fuzzed(test: Callable[..., None]) -> Callable[..., None]:
@@ -170,18 +161,7 @@ def test_manifests(content: dict[str, Any], right: bool) -> None:
     assert all(manifest.NAME.fullmatch(name) for name in parsed.files)
 
 
-ROW = (
-    "rank",
-    "host",
-    "step",
-    "phase",
-    "age_s",
-    "rate",
-    "state",
-    "cpu",
-    "exit",
-    "failure",
-)
+ROW = ("rank", "host", "step", "phase", "age_s", "rate", "state", "cpu", "exit", "failure")
 STATUS = ("time", "leader", "world_size", "hang_s", "lost", "notices", "has_ended")
 GOOD_ROW = {
     "rank": 0,
@@ -231,16 +211,7 @@ LEDGER = (
     "last",
     "ranks",
 )
-EVENT = (
-    "kind",
-    "number",
-    "step",
-    "world_size",
-    "total_steps",
-    "time",
-    "metrics",
-    "epoch",
-)
+EVENT = ("kind", "number", "step", "world_size", "total_steps", "time", "metrics", "epoch")
 START = {
     "kind": "start",
     "step": 0,
@@ -255,24 +226,17 @@ START = {
 
 @fuzzed
 @given(
-    ledger=st.lists(
-        shaped(*LEDGER) | shaped("kind", "first", "last", "ranks"), max_size=3
-    ),
+    ledger=st.lists(shaped(*LEDGER) | shaped("kind", "first", "last", "ranks"), max_size=3),
     events=st.lists(shaped(*EVENT), max_size=3),
-    kind=st.sampled_from(
-        ["start", "steps", "resume", "checkpoint", "end", "preempted", "error"]
-    ),
+    kind=st.sampled_from(["start", "steps", "resume", "checkpoint", "end", "preempted", "error"]),
 )
-def test_run_folders(
-    tmp_path: Path, ledger: list[Any], events: list[Any], kind: str
-) -> None:
+def test_run_folders(tmp_path: Path, ledger: list[Any], events: list[Any], kind: str) -> None:
     run = RunFolder(tmp_path)
     run.make()
     starts = [START, *({**START, **record} for record in ledger), *ledger]
     run.ledger.write_text("".join(f"{json.dumps(record)}\n" for record in starts))
     lines = [
-        {"kind": kind, "number": number, "step": 1, **event}
-        for number, event in enumerate(events)
+        {"kind": kind, "number": number, "step": 1, **event} for number, event in enumerate(events)
     ]
     run.event_file(0).write_text("".join(f"{json.dumps(record)}\n" for record in lines))
     run.environment_file.write_text(json.dumps({"ranks": events}))
@@ -308,20 +272,10 @@ GOOD_DIAGNOSIS = {
     diagnosis=shaped(*DIAGNOSIS),
     notice=VALUES,
 )
-def test_diagnoses_and_notices(
-    tmp_path: Path, record: Any, diagnosis: Any, notice: Any
-) -> None:
-    good = {
-        "alarm": "failure",
-        "sentence": "x",
-        "launch": "a",
-        "action": "restart",
-        "time": 1.0,
-    }
+def test_diagnoses_and_notices(tmp_path: Path, record: Any, diagnosis: Any, notice: Any) -> None:
+    good = {"alarm": "failure", "sentence": "x", "launch": "a", "action": "restart", "time": 1.0}
     inner = {**GOOD_DIAGNOSIS, "is_certain": True, "since_s": 1.0, **diagnosis}
-    (tmp_path / "0001-unknown.json").write_text(
-        json.dumps({**good, **record, "diagnosis": inner})
-    )
+    (tmp_path / "0001-unknown.json").write_text(json.dumps({**good, **record, "diagnosis": inner}))
     (tmp_path / "notices.jsonl").write_text(f"{json.dumps(notice)}\n")
     with bounded():
         diagnoses = diagnoses_of_launch(tmp_path, "a")

@@ -33,9 +33,7 @@ PROCESSES: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize(
     "process_of",
     [
-        pytest.param(
-            process, id=name, marks=() if name == "on many hosts" else pytest.mark.soak
-        )
+        pytest.param(process, id=name, marks=() if name == "on many hosts" else pytest.mark.soak)
         for name, process in PROCESSES.items()
     ],
 )
@@ -61,16 +59,12 @@ KINDS_OF_LINES: dict[str, Callable[[int], str]] = {
     "unknown errors": lambda number: (
         f"ERROR {number:x} is not known {'abcdefgh'[number % 8] * (number % 50)}"
     ),
-    "exceptions": lambda number: (
-        f"[rank{number}]: ValueError: {'xyz'[number % 3] * (number % 40)}"
-    ),
+    "exceptions": lambda number: f"[rank{number}]: ValueError: {'xyz'[number % 3] * (number % 40)}",
     "timeouts": lambda number: (
         f"[rank{number}]: Watchdog caught collective operation timeout: "
         f"WorkNCCL(SeqNum={number}, OpType=X, Timeout(ms)=1"
     ),
-    "steps": lambda number: (
-        f"step {number} loss 0.1 lr 0.001 tokens/s 12345 memory 70 GB"
-    ),
+    "steps": lambda number: f"step {number} loss 0.1 lr 0.001 tokens/s 12345 memory 70 GB",
 }
 
 

@@ -35,9 +35,7 @@ def write_checkpoint(root: Path, step: int) -> None:
         root,
         step,
         tensors=tensors,
-        documents={
-            "progress": {"step": step, "cursor": {"epoch": 0, "position": step}}
-        },
+        documents={"progress": {"step": step, "cursor": {"epoch": 0, "position": step}}},
         metrics={},
     )
 
@@ -66,49 +64,31 @@ class Attack:
     @property
     def has_failed(self) -> bool:
         names = [path.name for path in self.victim.iterdir()]
-        return (
-            names == ["config.toml"]
-            and (self.victim / "config.toml").read_text() == "precious"
-        )
+        return names == ["config.toml"] and (self.victim / "config.toml").read_text() == "precious"
 
 
 def test_the_attack_is_a_real_one_but_for_its_id(tmp_path: Path) -> None:
     attack = Attack(tmp_path, OLD_ID)
-    assert (
-        f"what was here is in {attack.run_folder / f'before-{OLD_ID}'}"
-        in attack.restore()
-    )
-    assert (
-        attack.run_folder / f"before-{OLD_ID}" / "config.toml"
-    ).read_text() == "evil"
+    assert f"what was here is in {attack.run_folder / f'before-{OLD_ID}'}" in attack.restore()
+    assert (attack.run_folder / f"before-{OLD_ID}" / "config.toml").read_text() == "evil"
     assert attack.has_failed
 
 
 @pytest.mark.parametrize(
     "run_id",
-    [
-        "x/../../victim",
-        "../../victim",
-        f"{OLD_ID}/../../victim",
-        f"{OLD_ID}\n",
-        3,
-        "A" * 16,
-    ],
+    ["x/../../victim", "../../victim", f"{OLD_ID}/../../victim", f"{OLD_ID}\n", 3, "A" * 16],
 )
 def test_an_id_that_is_a_path_is_no_id(tmp_path: Path, run_id: object) -> None:
     attack = Attack(tmp_path, run_id)
     (attack.run_folder / f"before-{str(run_id).partition('/')[0]}").mkdir()
     with pytest.raises(
-        UsageError,
-        match=r"has checkpoints, and they are not of the run in .*run\n  try: give",
+        UsageError, match=r"has checkpoints, and they are not of the run in .*run\n  try: give"
     ):
         attack.restore()
     assert attack.has_failed
 
 
-def test_a_link_in_place_of_the_folder_to_set_aside_to_is_not_followed(
-    tmp_path: Path,
-) -> None:
+def test_a_link_in_place_of_the_folder_to_set_aside_to_is_not_followed(tmp_path: Path) -> None:
     attack = Attack(tmp_path, OLD_ID)
     aside = attack.run_folder / f"before-{OLD_ID}"
     aside.symlink_to(attack.victim)
@@ -182,9 +162,7 @@ def test_an_object_is_not_written_beyond_its_size(tmp_path: Path, mirror: Path) 
 
 HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a long file name": (
-        lambda content: content["files"].update(
-            {"x" * 250: {"bytes": 0, "blake3": "0"}}
-        ),
+        lambda content: content["files"].update({"x" * 250: {"bytes": 0, "blake3": "0"}}),
         "a file name has 250 characters, and 200 at most are allowed",
     ),
     "a step of many digits": (
@@ -202,9 +180,7 @@ def test_an_older_checkpoint_is_restored_in_place_of_a_hostile_one(
     forge(hostile, change)
     note, skipped = restored(tmp_path / "run", mirror)
     assert note.startswith("restored step 1 ")
-    assert skipped == [
-        f"step 2 of file://{mirror} was skipped: manifest.json: {reason}"
-    ]
+    assert skipped == [f"step 2 of file://{mirror} was skipped: manifest.json: {reason}"]
     with pytest.raises(CorruptCheckpointError, match=re.escape(reason)):
         catalog.verify(hostile)
 
@@ -241,7 +217,5 @@ def test_a_large_document_is_not_fetched_to_inspect_a_run(
         file.truncate(DOCUMENT_BYTES + 1)
     (mirror / "config.toml").touch()
     MirroredRun(open_store(f"file://{mirror}")).fetch_outline(tmp_path / "outline")
-    assert (
-        tmp_path / "outline" / "checkpoints" / "step-00000001" / "progress.json"
-    ).exists()
+    assert (tmp_path / "outline" / "checkpoints" / "step-00000001" / "progress.json").exists()
     assert not (tmp_path / "outline" / "checkpoints" / "step-00000002" / name).exists()

@@ -20,11 +20,7 @@ def write_trace(path: Path, count: int, value: bytes) -> Path:
     ("count", "value", "sentence"),
     [
         (30_000_000, b" ", "it has more than 10,[0-9,]+ bytes"),
-        (
-            2_500_000,
-            b"{},",
-            "it has [0-9,]+ objects and lists in [0-9,]+ bytes, more than a trace",
-        ),
+        (2_500_000, b"{},", "it has [0-9,]+ objects and lists in [0-9,]+ bytes, more than a trace"),
     ],
     ids=["packed tightly", "empty values"],
 )
@@ -39,7 +35,4 @@ def test_a_small_file_does_not_take_much_memory(
 
 def test_a_small_trace_may_be_packed_tightly(tmp_path: Path) -> None:
     event = b'{"ph": "X", "ts": 1, "dur": 1, "name": "a", "args": {}}, '
-    assert (
-        len(read_events(write_trace(tmp_path / "trace.json.gz", 50_000, event))[0])
-        == 50_000
-    )
+    assert len(read_events(write_trace(tmp_path / "trace.json.gz", 50_000, event))[0]) == 50_000

@@ -22,9 +22,7 @@ WRONG = dl016_wrapped_state_dict.RULE.bad
 
 
 def notebook(*cells: str) -> bytes:
-    return json.dumps(
-        {"cells": [{"cell_type": "code", "source": cell} for cell in cells]}
-    ).encode()
+    return json.dumps({"cells": [{"cell_type": "code", "source": cell} for cell in cells]}).encode()
 
 
 def linted(*arguments: object) -> int:
@@ -42,9 +40,7 @@ def test_what_is_no_file_is_a_problem(
     os.mkfifo(path) if kind == "fifo" else path.symlink_to(kind)
     with bounded(cpu_s=10):
         assert linted(path) == 2
-    assert "the file cannot be opened: it is not a regular file" in "".join(
-        capsys.readouterr()
-    )
+    assert "the file cannot be opened: it is not a regular file" in "".join(capsys.readouterr())
 
 
 def test_a_folder_with_such_files_is_read_without_them(
@@ -63,9 +59,7 @@ def test_a_file_that_is_too_large_is_a_problem(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with bounded():
         (said,) = read_file(tmp_path / "large.py").problems
-    assert (
-        said.message == "the file cannot be opened: it has more than 67,108,864 bytes"
-    )
+    assert said.message == "the file cannot be opened: it has more than 67,108,864 bytes"
 
 
 @pytest.mark.parametrize(
@@ -100,24 +94,18 @@ def test_a_notebook_is_read_in_linear_time(cell: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["[" * 200_000, '{"cells": ' + "7" * 6000 + "}", '{"cells": [' * 50_000, "\ud800"],
+    "text", ["[" * 200_000, '{"cells": ' + "7" * 6000 + "}", '{"cells": [' * 50_000, "\ud800"]
 )
 def test_a_notebook_that_is_hard_to_decode_is_a_problem(text: str) -> None:
     with bounded():
-        (said,) = read_bytes(
-            Path("a.ipynb"), text.encode("utf-8", "surrogatepass")
-        ).problems
+        (said,) = read_bytes(Path("a.ipynb"), text.encode("utf-8", "surrogatepass")).problems
     assert said.message.startswith("the notebook cannot be read: it is not JSON")
 
 
 def test_settings_that_are_hard_to_decode_are_an_error(tmp_path: Path) -> None:
     for text in ("a = " + "[" * 200_000, "a." * 100_000 + "a = 1"):
         (tmp_path / "pyproject.toml").write_text(text)
-        with (
-            bounded(),
-            pytest.raises(UsageError, match=r"pyproject.toml cannot be read"),
-        ):
+        with bounded(), pytest.raises(UsageError, match=r"pyproject.toml cannot be read"):
             find_table(tmp_path)
 
 

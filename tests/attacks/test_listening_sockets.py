@@ -50,17 +50,9 @@ def observed(hosts: Sequence[Host]) -> Iterator[dict[str, set[tuple[str, int]]]]
         looking.join()
 
 
-def drumline(
-    host: Host, words: str, folder: Path, network: str, ssh: str = "ssh"
-) -> Job:
-    variables = {
-        "PYTHONPATH": str(Path.cwd()),
-        "GLOO_SOCKET_IFNAME": network,
-        "DRUMLINE_SSH": ssh,
-    }
-    return host.start(
-        host.python, "-m", "drumline", *words.split(), cwd=folder, env=variables
-    )
+def drumline(host: Host, words: str, folder: Path, network: str, ssh: str = "ssh") -> Job:
+    variables = {"PYTHONPATH": str(Path.cwd()), "GLOO_SOCKET_IFNAME": network, "DRUMLINE_SSH": ssh}
+    return host.start(host.python, "-m", "drumline", *words.split(), cwd=folder, env=variables)
 
 
 def check_ports(seen: set[tuple[str, int]], *more: int) -> None:
@@ -107,19 +99,14 @@ def test_nodes_by_hand_listen_at_their_own_addresses(
     bed = make_testbed("a", "b", warm=True)
     launch = f"launch --nodes 2 --master {bed['a'].address}:{PORT} --procs 1"
     doctor = f"doctor --nodes 2 --master {bed['a'].address}:{PORT} --no-collectives"
-    for words in (
-        f"{launch} --node-rank {{rank}} {TASK}",
-        f"{doctor} --node-rank {{rank}}",
-    ):
+    for words in (f"{launch} --node-rank {{rank}} {TASK}", f"{doctor} --node-rank {{rank}}"):
         with observed(bed.hosts) as seen:
             jobs = [
                 drumline(host, words.format(rank=rank), tmp_path, "eth0")
                 for rank, host in enumerate(bed.hosts)
             ]
             codes = [job.wait() for job in jobs]
-        assert words.startswith("doctor") or codes == [0, 0], [
-            job.text() for job in jobs
-        ]
+        assert words.startswith("doctor") or codes == [0, 0], [job.text() for job in jobs]
         check_nodes(bed, seen)
 
 
@@ -130,10 +117,7 @@ def test_hosts_over_ssh_listen_at_their_own_addresses(
     bed = make_testbed("a", "b", warm=True)
     hosts = "--hosts a,b"
     ssh = f"ssh -F {SshDaemons(bed).config}"
-    for words in (
-        f"launch {hosts} --procs 1 {TASK}",
-        f"doctor {hosts} --no-collectives",
-    ):
+    for words in (f"launch {hosts} --procs 1 {TASK}", f"doctor {hosts} --no-collectives"):
         with observed(bed.hosts) as seen:
             job = drumline(bed["a"], words, tmp_path, "eth0", ssh)
             code = job.wait()
@@ -144,8 +128,5 @@ def test_hosts_over_ssh_listen_at_their_own_addresses(
 def check_nodes(bed: Testbed, seen: dict[str, set[tuple[str, int]]]) -> None:
     for host in bed:
         assert seen[host.name], "a command that was not observed shows nothing"
-        assert {address for address, _ in seen[host.name]} <= {
-            host.address,
-            LOOPBACK,
-        }, seen
+        assert {address for address, _ in seen[host.name]} <= {host.address, LOOPBACK}, seen
         check_ports(seen[host.name], PORT)

@@ -25,9 +25,7 @@ VALIDATE = b"\0"
 SET = b"\1"
 GET = b"\3"
 MAGIC = struct.pack("=I", 0x3C85F7CE)
-FLAGS = (
-    "--train.steps 1000000 --train.batch_size 32 --checkpoint.every_steps 20 --run run"
-)
+FLAGS = "--train.steps 1000000 --train.batch_size 32 --checkpoint.every_steps 20 --run run"
 # It takes its time: others need the cores.
 TASK = """
 import time
@@ -87,9 +85,7 @@ def attack(port: int, pids: list[int]) -> int:
         with contextlib.suppress(OSError):
             environments.append(Path(f"/proc/{pid}/environ").read_bytes())
     return (1 if room else 0) | (
-        2
-        if any(b"DRUMLINE_SECRET=" in environment for environment in environments)
-        else 0
+        2 if any(b"DRUMLINE_SECRET=" in environment for environment in environments) else 0
     )
 
 
@@ -118,9 +114,7 @@ def wait_for(what: Callable[[], object], job: subprocess.Popen[str]) -> None:
 def store_port(pid: int) -> int:
     """Where that process listens."""
     inodes = {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()}
-    lines = [
-        line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
-    ]
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     (port,) = (
         int(words[1].rpartition(":")[2], 16)
         for words in lines
@@ -135,16 +129,7 @@ def test_another_user_neither_ends_a_run_nor_keeps_it_from_saving(
 ) -> None:
     (tmp_path / "slow.py").write_text(TASK)
     job = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "drumline",
-            "train",
-            "slow.py:Slow",
-            *FLAGS.split(),
-            "--procs",
-            "2",
-        ],
+        [sys.executable, "-m", "drumline", "train", "slow.py:Slow", *FLAGS.split(), "--procs", "2"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path.cwd()), "GLOO_SOCKET_IFNAME": "lo"},
         stdout=subprocess.PIPE,
@@ -160,9 +145,7 @@ def test_another_user_neither_ends_a_run_nor_keeps_it_from_saving(
         wait_for(steps, job)
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         port = store_port(job.pid)
-        answer = by_user(
-            other_user, lambda: attack(port, [job.pid, *map(int, children)])
-        )
+        answer = by_user(other_user, lambda: attack(port, [job.pid, *map(int, children)]))
         assert answer == 1, "the store can be read; a secret cannot"
         step = steps()[-1]
         # As long as two looks of the watcher, and beyond.

@@ -32,13 +32,9 @@ def is_answered(node: ServedNode) -> bool:
     return value(parsed(scrape(node.port())), "rank_up", rank=0) == 1
 
 
-def test_it_listens_on_the_loopback_unless_an_address_is_given(
-    node: ServedNode,
-) -> None:
+def test_it_listens_on_the_loopback_unless_an_address_is_given(node: ServedNode) -> None:
     port = node.port()
-    assert {address for address, open_port in listening() if open_port == port} == {
-        "127.0.0.1"
-    }
+    assert {address for address, open_port in listening() if open_port == port} == {"127.0.0.1"}
 
 
 def test_connections_that_stay_silent_keep_nobody_out(node: ServedNode) -> None:
@@ -93,10 +89,7 @@ def test_an_answer_that_is_not_read_is_dropped(node: ServedNode) -> None:
 def test_many_requests_at_once_are_all_cheap(node: ServedNode) -> None:
     """The text is made at most five times a second, whoever asks."""
     answers: list[bytes] = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(ask(node.port())))
-        for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: answers.append(ask(node.port()))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

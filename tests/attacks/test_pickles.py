@@ -33,9 +33,7 @@ BOMBS = {
     "an object made anew": b"\x80\x02cnumpy\nndarray\n)\x81.",
     "no end": b"\x80\x02" + b"]" * 100,
     "more lists than a batch has values": b"\x80\x02" + b"]" * 700_000 + b".",
-    "more memory of one value than a batch has values": b"\x80\x02]"
-    + b"\x94" * 700_000
-    + b".",
+    "more memory of one value than a batch has values": b"\x80\x02]" + b"\x94" * 700_000 + b".",
     "an empty stack": b".",
     "a list that is told to append itself": b"]q\x00h\x00a" + b"h\x00a" * 1000 + b".",
     "a mark that is not there": b"t.",
@@ -81,12 +79,8 @@ SHAPES = [(10**30,), (2**62, 2**62), (-1,), (10**290,), (2**61,)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_npy_file_of_a_huge_shape_is_refused(
-    tmp_path: Path, shape: tuple[int, ...]
-) -> None:
-    header = (
-        f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
-    )
+def test_an_npy_file_of_a_huge_shape_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     (path := tmp_path / "corpus.npy").write_bytes(
         b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64)
     )

@@ -16,19 +16,13 @@ from drumline.launch.pod_template import merged_manifest, read_pod_template
 from tests.attacks.limits import bounded
 from tests.unit.launch.test_kubernetes import TASK, manifest
 
-yaml = pytest.importorskip(
-    "yaml", reason="pip install 'drumline[kubernetes]' brings it"
-)
+yaml = pytest.importorskip("yaml", reason="pip install 'drumline[kubernetes]' brings it")
 LAUGHS = "a0: &a0 [x]\n" + "".join(
-    f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 9)}]\n"
-    for number in range(1, 10)
+    f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 9)}]\n" for number in range(1, 10)
 )
 ATTACKS = {
     "aliases": (LAUGHS, "line 1 has an anchor or an alias; write the value out"),
-    "a cycle": (
-        "spec: &a {b: *a}",
-        "line 1 has an anchor or an alias; write the value out",
-    ),
+    "a cycle": ("spec: &a {b: *a}", "line 1 has an anchor or an alias; write the value out"),
     "merge keys": ("spec: {<<: {a: 1}}", "a key in line 1 is not text"),
     "a tag": (
         "spec: !!python/object/apply:os.system [touch trap]",
@@ -36,14 +30,8 @@ ATTACKS = {
     ),
     "depth in flows": ("spec: " + "[" * 30_000, "line 1 is nested too deep"),
     "depth in blocks": ("- " * 30_000, "line 1 is nested too deep"),
-    "a long number": (
-        "spec: {a: " + "9" * 60_000 + "}",
-        "the number in line 1 is too long",
-    ),
-    "a sexagesimal": (
-        "spec: {a: " + "1:" * 30_000 + "1}",
-        "the number in line 1 is too long",
-    ),
+    "a long number": ("spec: {a: " + "9" * 60_000 + "}", "the number in line 1 is too long"),
+    "a sexagesimal": ("spec: {a: " + "1:" * 30_000 + "1}", "the number in line 1 is too long"),
     "other line ends": ("spec: {}\u2028kind: Job", "it is a 'Job', not a pod"),
 }
 
@@ -63,10 +51,7 @@ def test_a_hostile_template_is_refused_at_once(name: str, tmp_path: Path) -> Non
 def test_a_huge_template_is_not_read(letter: str, tmp_path: Path) -> None:
     path = tmp_path / "pod.yaml"
     path.write_text(letter * (1 << 20))
-    with (
-        bounded(),
-        pytest.raises(UsageError, match="cannot be read: it has more than 65,536 b"),
-    ):
+    with bounded(), pytest.raises(UsageError, match="cannot be read: it has more than 65,536 b"):
         read_pod_template(path)
 
 
@@ -92,10 +77,7 @@ def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
 )
 def test_no_text_leaves_its_field(text: str, tmp_path: Path) -> None:
     """In a value, in a key, and in a label."""
-    template = {
-        "metadata": {"annotations": {"a": text, text: "b"}},
-        "spec": {"x": [text]},
-    }
+    template = {"metadata": {"annotations": {"a": text, text: "b"}}, "spec": {"x": [text]}}
     job = manifest(program=TASK, variables={"NOTE": text})
     merged = merged_manifest(manifest_text(job, "job"), template, tmp_path)
     _, described = yaml.safe_load_all(merged)
@@ -119,14 +101,10 @@ def test_no_text_leaves_its_field(text: str, tmp_path: Path) -> None:
         {"env": [{"name": "MASTER_ADDR", "value": "elsewhere"}]},
     ],
 )
-def test_the_launch_is_what_the_user_asked_for(
-    container: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_launch_is_what_the_user_asked_for(container: dict[str, Any], tmp_path: Path) -> None:
     template = {"spec": {"containers": [{"name": "node", **container}]}}
     text = manifest_text(manifest(program=TASK), "job")
-    with pytest.raises(
-        UsageError, match=r"spec\.containers\[node\]\..*: the launch sets it"
-    ):
+    with pytest.raises(UsageError, match=r"spec\.containers\[node\]\..*: the launch sets it"):
         merged_manifest(text, template, tmp_path)
 
 

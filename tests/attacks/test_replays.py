@@ -44,9 +44,7 @@ def wait_for(what: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_a_heartbeat_of_a_node_that_has_exited_does_not_bring_it_back(
-    base: dist.HashStore,
-) -> None:
+def test_a_heartbeat_of_a_node_that_has_exited_does_not_bring_it_back(base: dist.HashStore) -> None:
     first, second = rolls(base)
     recorded = []
     for state in (RUNNING, RUNNING, DONE):
@@ -99,9 +97,7 @@ def test_what_is_written_once_is_written_again(base: dist.HashStore) -> None:
         membership.join()
     base.delete_key("drumline/membership/members")
     base.set("drumline/membership/job", "another")
-    wait_for(
-        lambda: set(base.get("drumline/membership/members").split()) == {b"0", b"1"}
-    )
+    wait_for(lambda: set(base.get("drumline/membership/members").split()) == {b"0", b"1"})
     first.read()
     assert first.is_alive(1)
     wait_for(lambda: base.get("drumline/membership/job") != b"another")
@@ -161,9 +157,7 @@ def test_what_nodes_said_in_an_earlier_round_does_not_fit_into_the_next(
         time.sleep(1)
         assert not reading.done()
         prefix = f"drumline/round/{joined.name}"
-        assert writer._check_data_ports(
-            SealedStore(base, writer.secret, prefix), joined
-        )
+        assert writer._check_data_ports(SealedStore(base, writer.secret, prefix), joined)
         assert reading.result().world_size == 2
     for node in nodes:
         node.leave()
@@ -171,9 +165,7 @@ def test_what_nodes_said_in_an_earlier_round_does_not_fit_into_the_next(
 
 def test_a_deleted_value_is_not_waited_for() -> None:
     """In torch's own store, whose `get` waits."""
-    server = dist.TCPStore(
-        "127.0.0.1", free_port(), is_master=True, wait_for_workers=False
-    )
+    server = dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
     store = SealedStore(server, SECRET)
     assert store.peek("request") is None
     assert store.hint("members") == b""

@@ -14,22 +14,11 @@ from pathlib import Path
 import pytest
 
 from drumline.base.errors import UsageError
-from drumline.base.untrusted import (
-    check_own_folder,
-    open_append,
-    open_log,
-    replace_text,
-)
+from drumline.base.untrusted import check_own_folder, open_append, open_log, replace_text
 from drumline.launch.node.rank_logs import LogFollower, last_lines
 from drumline.launch.ssh.supervisor import refusals
 from drumline.runs.events import JsonLines
-from drumline.runs.run_folder import (
-    RunFolder,
-    job_at_work,
-    locked,
-    set_aside,
-    write_whole,
-)
+from drumline.runs.run_folder import RunFolder, job_at_work, locked, set_aside, write_whole
 from drumline.training.between_steps.saver import LedgerFile
 from drumline.training.failure_report import _append
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
@@ -114,23 +103,17 @@ def test_a_link_of_another_user_to_a_folder_of_ours_is_refused(
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_of_another_user_is_refused(
-    other_user: int, tmp_path: Path, name: str
-) -> None:
+def test_a_part_of_another_user_is_refused(other_user: int, tmp_path: Path, name: str) -> None:
     run = RunFolder(tmp_path / "run")
     run.make()
     shutil.rmtree(run.path / name, ignore_errors=True)
     (run.path / name).mkdir()
     os.chown(run.path / name, other_user, other_user)
-    with pytest.raises(
-        UsageError, match=rf"it belongs to user id {other_user}.*\({name}\)"
-    ):
+    with pytest.raises(UsageError, match=rf"it belongs to user id {other_user}.*\({name}\)"):
         run.make()
 
 
-def test_a_file_of_another_user_is_not_written_to(
-    other_user: int, tmp_path: Path
-) -> None:
+def test_a_file_of_another_user_is_not_written_to(other_user: int, tmp_path: Path) -> None:
     (tmp_path / "log").touch()
     os.chown(tmp_path / "log", other_user, other_user)
     with pytest.raises(PermissionError, match=f"it belongs to user id {other_user}"):
@@ -165,23 +148,18 @@ def test_a_file_system_that_gives_all_files_one_owner_is_fine(
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_link_in_place_of_a_folder_is_refused(
-    tmp_path: Path, victim: Path, name: str
-) -> None:
+def test_a_link_in_place_of_a_folder_is_refused(tmp_path: Path, victim: Path, name: str) -> None:
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
     (run.path / name).symlink_to(victim)
     with pytest.raises(
-        UsageError,
-        match=rf"cannot be used: it is a symbolic link, not a folder \({name}\)",
+        UsageError, match=rf"cannot be used: it is a symbolic link, not a folder \({name}\)"
     ):
         run.make()
     assert is_untouched(victim)
 
 
-@pytest.mark.parametrize(
-    "name", ["ledger.jsonl", "events/rank-00000.jsonl", "logs/rank-00001.log"]
-)
+@pytest.mark.parametrize("name", ["ledger.jsonl", "events/rank-00000.jsonl", "logs/rank-00001.log"])
 def test_a_link_in_place_of_a_file_is_refused_before_the_first_step(
     tmp_path: Path, victim: Path, name: str
 ) -> None:
@@ -190,8 +168,7 @@ def test_a_link_in_place_of_a_file_is_refused_before_the_first_step(
     (run.path / name).symlink_to(victim / "precious")
     what = re.escape(f"it is a symbolic link, not a regular file ({Path(name).name})")
     with pytest.raises(
-        UsageError,
-        match=f"cannot be used: {what}\n  try: choose a folder of your own with --run",
+        UsageError, match=f"cannot be used: {what}\n  try: choose a folder of your own with --run"
     ):
         train_here(make_config(steps=1), Classify, run.path)
     assert is_untouched(victim)
@@ -247,9 +224,7 @@ def test_nothing_is_appended_through(tmp_path: Path, victim: Path, kind: str) ->
     assert is_untouched(victim)
 
 
-def test_a_draft_that_is_a_link_is_replaced_and_not_followed(
-    tmp_path: Path, victim: Path
-) -> None:
+def test_a_draft_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, victim: Path) -> None:
     """config.toml, environment.json, diagnoses and the status are written beside first."""
     for write in (write_whole, replace_text):
         (tmp_path / ".config.toml.partial").symlink_to(victim / "precious")
@@ -261,23 +236,16 @@ def test_a_draft_that_is_a_link_is_replaced_and_not_followed(
     assert is_untouched(victim)
 
 
-def test_the_sidecar_writes_no_status_through_a_link(
-    tmp_path: Path, victim: Path
-) -> None:
+def test_the_sidecar_writes_no_status_through_a_link(tmp_path: Path, victim: Path) -> None:
     (tmp_path / "watch").symlink_to(victim)
     with pytest.raises(NotADirectoryError):
         write_status_file(tmp_path, {}, writer="node-a-1")
     assert is_untouched(victim)
 
 
-def test_the_supervisor_refuses_logs_that_are_no_folder_of_this_user(
-    tmp_path: Path,
-) -> None:
+def test_the_supervisor_refuses_logs_that_are_no_folder_of_this_user(tmp_path: Path) -> None:
     (tmp_path / "logs").touch()
-    spec = {
-        "logs": str(tmp_path / "logs"),
-        "program": {"words": ["digits"], "is_task": True},
-    }
+    spec = {"logs": str(tmp_path / "logs"), "program": {"words": ["digits"], "is_task": True}}
     ((what, next_step),) = refusals(spec)
     assert "cannot be made" in what
     assert next_step == "choose another with --logs"

@@ -61,10 +61,7 @@ def test_what_an_unauthenticated_client_writes_is_not_there(
     store = SealedStore(base, SECRET, "drumline/part")
     base.set("drumline/part/key", value)  # type: ignore[arg-type]
     assert not store.check(["key"])
-    for read in (
-        lambda: store.get("key"),
-        lambda: store.wait(["key"], timedelta(seconds=0.1)),
-    ):
+    for read in (lambda: store.get("key"), lambda: store.wait(["key"], timedelta(seconds=0.1))):
         with pytest.raises(
             dist.DistStoreError, match="no value of this job is at drumline/part/key"
         ):
@@ -83,9 +80,7 @@ def test_what_an_unauthenticated_client_writes_is_not_there(
     )
 
 
-def test_what_was_written_elsewhere_or_earlier_is_not_taken(
-    base: dist.HashStore,
-) -> None:
+def test_what_was_written_elsewhere_or_earlier_is_not_taken(base: dist.HashStore) -> None:
     sealed = SealedStore(base, SECRET, "drumline")
     sealed.set("key", "word")
     recorded = base.get("drumline/key")
@@ -97,9 +92,7 @@ def test_what_was_written_elsewhere_or_earlier_is_not_taken(
         sealed.under("room").check(["key"]),
     ) == (True, False, False)
     assert not SealedStore(base, SECRET + "?", "drumline").check(["key"])
-    assert not sealed.resealed(derived(SECRET, "ranks", "the next round")).check(
-        ["key"]
-    )
+    assert not sealed.resealed(derived(SECRET, "ranks", "the next round")).check(["key"])
 
 
 def test_one_side_without_the_secret_is_reported(base: dist.HashStore) -> None:
@@ -112,9 +105,7 @@ def test_one_side_without_the_secret_is_reported(base: dist.HashStore) -> None:
     )
     SealedStore(base, SECRET).set("rendezvous", "{}")
     topology = Topology(rank=1, world_size=2)
-    with pytest.raises(
-        PreflightError, match="DRUMLINE_SECRET is set for rank 0, and not on"
-    ):
+    with pytest.raises(PreflightError, match="DRUMLINE_SECRET is set for rank 0, and not on"):
         join_rendezvous(SealedStore(base, None), topology, StartOptions(timeout_s=60))
 
 
@@ -140,9 +131,7 @@ def test_no_unknown_client_stops_a_run_and_it_obeys_a_signal(
     base: dist.HashStore, key: str, value: bytes
 ) -> None:
     store = SealedStore(base, SECRET, "drumline/room")
-    votes = [
-        StopVote(store, rank=rank, world_size=2, step=lambda: 7) for rank in range(2)
-    ]
+    votes = [StopVote(store, rank=rank, world_size=2, step=lambda: 7) for rank in range(2)]
     base.set(f"drumline/room/preemption/{key}", value)  # type: ignore[arg-type]
     for vote in votes:
         assert not vote.tick()
@@ -155,20 +144,13 @@ def test_no_unknown_client_stops_a_run_and_it_obeys_a_signal(
 
 
 @pytest.mark.parametrize("value", GARBAGE, ids=NAMES)
-def test_a_failure_is_claimed_by_a_rank_and_by_no_other(
-    base: dist.HashStore, value: bytes
-) -> None:
+def test_a_failure_is_claimed_by_a_rank_and_by_no_other(base: dist.HashStore, value: bytes) -> None:
     store = SealedStore(base, SECRET, "drumline/room")
     base.set("drumline/room/failure/first", value)  # type: ignore[arg-type]
     failure = Failure(Place(host="a", rank=1), "ValueError: x", 1)
-    assert (
-        claim_failure(store, failure, ValueError("x"), rank_0_hosts_store=True) is None
-    )
+    assert claim_failure(store, failure, ValueError("x"), rank_0_hosts_store=True) is None
     later = claim_failure(
-        store,
-        Failure(Place(host="b", rank=0), "y", 1),
-        ValueError("y"),
-        rank_0_hosts_store=False,
+        store, Failure(Place(host="b", rank=0), "y", 1), ValueError("y"), rank_0_hosts_store=False
     )
     assert later is not None
     assert (later.place.rank, later.error) == (1, "ValueError: x")
@@ -218,9 +200,7 @@ def test_the_list_of_a_round_is_never_unpickled_and_is_put_back(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     with ThreadPoolExecutor(2) as pool:
-        assert [
-            info.rank for info in pool.map(NodeRendezvous.next_rendezvous, nodes)
-        ] == [0, 1]
+        assert [info.rank for info in pool.map(NodeRendezvous.next_rendezvous, nodes)] == [0, 1]
     assert not Touch.was_loaded
     for node in nodes:
         node.leave()
@@ -233,9 +213,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_whatever_json_an_unauthenticated_client_writes_is_a_round_or_none(
-    value: object,
-) -> None:
+def test_whatever_json_an_unauthenticated_client_writes_is_a_round_or_none(value: object) -> None:
     examples = {int: 0, str: ""}
     card = {name: examples[kind] for name, kind in get_type_hints(NodeCard).items()}
     whole = {"name": "a", "cards": {0: card}, "keys": None}
@@ -244,9 +222,7 @@ def test_whatever_json_an_unauthenticated_client_writes_is_a_round_or_none(
     for name in whole:
         decoded(Round, json.dumps({**whole, name: value}).encode())
     for name in card:
-        decoded(
-            Round, json.dumps({**whole, "cards": {0: {**card, name: value}}}).encode()
-        )
+        decoded(Round, json.dumps({**whole, "cards": {0: {**card, name: value}}}).encode())
 
 
 @given(JSON)
@@ -289,26 +265,16 @@ def test_the_list_of_nodes_outlives_what_an_unauthenticated_client_writes(
         membership.leave()
 
 
-def test_only_with_the_secret_can_a_client_end_the_job_of_others(
-    base: dist.HashStore,
-) -> None:
-    membership = Membership(
-        base, NodePlan(num_nodes=2, node_rank=0, endpoint="a:1"), SECRET
-    )
-    base.set(
-        "drumline/membership/failed", '{"sentence": "node 1 ended the job", "code": 1}'
-    )
+def test_only_with_the_secret_can_a_client_end_the_job_of_others(base: dist.HashStore) -> None:
+    membership = Membership(base, NodePlan(num_nodes=2, node_rank=0, endpoint="a:1"), SECRET)
+    base.set("drumline/membership/failed", '{"sentence": "node 1 ended the job", "code": 1}')
     assert membership.failure() is None
 
 
-def test_who_listens_in_place_of_the_first_node_is_found_out(
-    base: dist.HashStore,
-) -> None:
+def test_who_listens_in_place_of_the_first_node_is_found_out(base: dist.HashStore) -> None:
     base.set("drumline/membership/job", json.dumps({"job": "", "num_nodes": 2}))
     with pytest.raises(PreflightError) as caught:
-        Membership(
-            base, NodePlan(num_nodes=2, node_rank=1, endpoint="a:1"), SECRET
-        ).check_job()
+        Membership(base, NodePlan(num_nodes=2, node_rank=1, endpoint="a:1"), SECRET).check_job()
     assert str(caught.value) == (
         "what listens at a:1 is not the launcher of node 0 of this job: its "
         "DRUMLINE_SECRET differs\n  try: set the same DRUMLINE_SECRET on all nodes, and check what listens there"
@@ -329,18 +295,7 @@ def test_a_secret_is_wrapped_for_one_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "public",
-    [
-        None,
-        2,
-        "",
-        "x" * 64,
-        "00" * 32,
-        "01" + "00" * 31,
-        "00" * 31,
-        "00" * 33,
-        "f" * 6000,
-    ],
+    "public", [None, 2, "", "x" * 64, "00" * 32, "01" + "00" * 31, "00" * 31, "00" * 33, "f" * 6000]
 )
 def test_a_key_that_gives_the_secret_away_is_refused(public: object) -> None:
     assert KeyPair().wrap(new_secret(), public) is None

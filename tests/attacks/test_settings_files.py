@@ -17,13 +17,7 @@ from typing import Any
 import pytest
 
 from drumline.base.errors import DrumlineError, UsageError
-from drumline.base.untrusted import (
-    DOCUMENT_BYTES,
-    TEXT_BYTES,
-    parse_json,
-    parse_toml,
-    read_regular,
-)
+from drumline.base.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
 from drumline.config.config_file import read_config_file
 from drumline.launch.env_file import _unquoted, read_env_file
 from drumline.launch.hosts import hosts_from_file, read_counts
@@ -140,12 +134,8 @@ def test_quotes_are_read_as_bash_reads_them(value: str) -> None:
     assert _unquoted(value) == expected
 
 
-@pytest.mark.parametrize(
-    "key", ["NUMBER_OF_NODES", "NODE_RANK", "NUMBER_OF_GPUS", "MASTER_PORT"]
-)
-def test_a_number_of_6000_digits_is_a_problem_of_the_file(
-    tmp_path: Path, key: str
-) -> None:
+@pytest.mark.parametrize("key", ["NUMBER_OF_NODES", "NODE_RANK", "NUMBER_OF_GPUS", "MASTER_PORT"])
+def test_a_number_of_6000_digits_is_a_problem_of_the_file(tmp_path: Path, key: str) -> None:
     (tmp_path / ".env").write_text(f"{key}={'7' * 6000}\n")
     with pytest.raises(UsageError, match=f"{key} is '777"):
         read_env_file(tmp_path / ".env")
@@ -160,9 +150,7 @@ def test_a_hostfile_is_read_within_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [read_env_file, hosts_from_file, read_config_file])
-def test_what_is_no_file_is_refused(
-    tmp_path: Path, read: Callable[[Path], Any]
-) -> None:
+def test_what_is_no_file_is_refused(tmp_path: Path, read: Callable[[Path], Any]) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "large").write_bytes(b"a=1\n" * 300_000)
     (tmp_path / "link").symlink_to("/dev/zero")
@@ -173,8 +161,7 @@ def test_what_is_no_file_is_refused(
             except DrumlineError as error:
                 problems = str(error)
         assert re.search(
-            r"cannot be read: it (is a FIFO|is a device|has more than 524,288 bytes)",
-            problems,
+            r"cannot be read: it (is a FIFO|is a device|has more than 524,288 bytes)", problems
         )
 
 
@@ -194,9 +181,7 @@ def test_files_at_their_limit_take_a_moment(tmp_path: Path) -> None:
 def test_a_pipe_of_the_shell_is_read(tmp_path: Path) -> None:
     """`--env-file <(decrypt secrets)`."""
     command = f"{sys.executable} -c {shlex.quote(READ)} <(echo TOKEN=x)"
-    done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout == "b'TOKEN=x\\n'\n", done.stderr
 
 
@@ -236,12 +221,7 @@ def test_verify_waits_for_nothing(tmp_path: Path, kind: str) -> None:
     with bounded():
         problems = verify_run(tmp_path, lambda _: None).problems
     named = {finding.where for finding in problems}
-    assert named >= {
-        "config.toml",
-        "environment.json",
-        "events/rank-00000.jsonl",
-        "ledger.jsonl",
-    }
+    assert named >= {"config.toml", "environment.json", "events/rank-00000.jsonl", "ledger.jsonl"}
 
 
 def test_a_line_without_end_is_not_held_in_memory(
@@ -349,9 +329,7 @@ def test_a_hostile_repository_runs_nothing(tmp_path: Path) -> None:
     git = ["git", "-C", str(repository)]
     subprocess.run(["git", "init", "-q", str(repository)], check=True)
     subprocess.run([*git, "add", "."], check=True)
-    subprocess.run(
-        [*git, "config", "core.fsmonitor", str(repository / "evil.sh")], check=True
-    )
+    subprocess.run([*git, "config", "core.fsmonitor", str(repository / "evil.sh")], check=True)
     subprocess.run([*git, "config", "core.hooksPath", str(repository)], check=True)
     assert code_files(repository) == ["evil.sh"]
     assert not trap.exists()

@@ -93,9 +93,7 @@ def source(function: Source) -> Source:
     return function
 
 
-def printed_by_cli(
-    error: Exception, capsys: pytest.CaptureFixture[str], *, code: int
-) -> str:
+def printed_by_cli(error: Exception, capsys: pytest.CaptureFixture[str], *, code: int) -> str:
     """An error that ends a command."""
 
     def fail(arguments: list[str]) -> int:
@@ -145,29 +143,16 @@ def hear(remote: Remote, kind: str, **content: Any) -> None:
 
 
 @source
-def line_of_a_rank_over_ssh(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def line_of_a_rank_over_ssh(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     def act(controller: Controller) -> None:
-        hear(
-            controller.remotes[0],
-            "lines",
-            rank=0,
-            shown_rank=0,
-            stream="out",
-            lines=[text],
-        )
+        hear(controller.remotes[0], "lines", rank=0, shown_rank=0, stream="out", lines=[text])
 
     return on_screen(act, path)
 
 
 @source
-def log_of_a_rank_on_a_host(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
-    (path / "log").write_bytes(
-        text.replace("\r", "").encode(errors="surrogateescape") + b"\n"
-    )
+def log_of_a_rank_on_a_host(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    (path / "log").write_bytes(text.replace("\r", "").encode(errors="surrogateescape") + b"\n")
 
     def act(controller: Controller) -> None:
         hear(
@@ -183,9 +168,7 @@ def log_of_a_rank_on_a_host(
 
 
 @source
-def refusal_of_a_supervisor(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def refusal_of_a_supervisor(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     def act(controller: Controller) -> None:
         hear(controller.remotes[0], "refused", problems=[[text, text]])
         assert conclude(controller) == 3
@@ -194,9 +177,7 @@ def refusal_of_a_supervisor(
 
 
 @source
-def diagnosis_from_a_host(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def diagnosis_from_a_host(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     def act(controller: Controller) -> None:
         controller.diagnoses.waiting = text
         controller.diagnoses.print_waiting()
@@ -205,15 +186,11 @@ def diagnosis_from_a_host(
 
 
 @source
-def last_words_of_a_rank(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def last_words_of_a_rank(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     def act(controller: Controller) -> None:
         for rank, remote in enumerate(controller.remotes):
             hear(remote, "hello", host=remote.name, protocol=PROTOCOL)
-            hear(
-                remote, "started", ranks=[rank], world_size=2, start=0, restarts_left=0
-            )
+            hear(remote, "started", ranks=[rank], world_size=2, start=0, restarts_left=0)
         failed = {"rank": 0, "code": 1, "at": 1.0, "restarts_left": 1, "error": text}
         hear(controller.remotes[0], "failed", last_lines=[text], **failed)
         hear(controller.remotes[0], "ended", code=1, last_lines=[text])
@@ -223,20 +200,14 @@ def last_words_of_a_rank(
 
 
 @source
-def banner_of_an_ssh_server(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def banner_of_an_ssh_server(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return printed_by_cli(
-        not_reached(Host("a"), 255, [text], python="python", cwd="/code"),
-        capsys,
-        code=3,
+        not_reached(Host("a"), 255, [text], python="python", cwd="/code"), capsys, code=3
     )
 
 
 @source
-def fact_of_a_rank_in_an_error(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def fact_of_a_rank_in_an_error(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.watch.fact_differences import Difference, described
 
     differences = [
@@ -248,9 +219,7 @@ def fact_of_a_rank_in_an_error(
 
 
 @source
-def exception_of_a_rank(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def exception_of_a_rank(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.base.errors import Place
     from drumline.training.failure_report import _print_once
 
@@ -259,12 +228,7 @@ def exception_of_a_rank(
     except ValueError as error:
         error.add_note(text)
         _print_once(
-            error,
-            Place("a", 0, 3),
-            None,
-            path / "no folder" / "log",
-            run=path,
-            environment={},
+            error, Place("a", 0, 3), None, path / "no folder" / "log", run=path, environment={}
         )
     return capsys.readouterr().err
 
@@ -295,9 +259,7 @@ def failure_of_another_rank_in_a_loop_of_the_users(
     error = ValueError("x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            ddp.connection,
-            "claim_failure",
-            lambda *_, **__: Failure(Place("b", 1), text, 1),
+            ddp.connection, "claim_failure", lambda *_, **__: Failure(Place("b", 1), text, 1)
         )
         with pytest.raises(SystemExit) as caught:
             ddp.__exit__(ValueError, error, None)
@@ -305,9 +267,7 @@ def failure_of_another_rank_in_a_loop_of_the_users(
 
 
 @source
-def sentence_of_a_sidecar(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def sentence_of_a_sidecar(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.watch.sidecar.sidecar_options import SidecarOptions
     from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
 
@@ -319,9 +279,7 @@ def sentence_of_a_sidecar(
 
 
 @source
-def page_of_a_diagnosis(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def page_of_a_diagnosis(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.watch.cluster_state import ClusterState, NodeState
     from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis, RaisedAlarm
     from drumline.watch.diagnosis.diagnosis_files import diagnosis_text
@@ -336,9 +294,7 @@ def page_of_a_diagnosis(
         is_certain=True,
         since_s=1.0,
     )
-    picture = ClusterState(
-        me=0, nodes=(NodeState(node=0, host="a", ranks=(), kernel=(text,)),)
-    )
+    picture = ClusterState(me=0, nodes=(NodeState(node=0, host="a", ranks=(), kernel=(text,)),))
     raised = RaisedAlarm(alarm=Alarm.HANG, diagnosis=diagnosis, action="report")
     return diagnosis_text(raised, picture, unix_s=0.0)
 
@@ -365,16 +321,12 @@ def warning_in_a_loop_of_the_users(
 
 
 @source
-def event_in_the_plain_display(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def event_in_the_plain_display(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return display(PlainDisplay, text)
 
 
 @source
-def event_in_the_live_display(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def event_in_the_live_display(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return display(LiveDisplay, text)
 
 
@@ -389,20 +341,8 @@ def display(kind: Any, text: str) -> str:
         "eval_samples": 1,
         "batch_size": 1,
     }
-    numbers |= {
-        "batch_size_per_rank": 1,
-        "accumulate": 1,
-        "lr": 0.1,
-        "epochs": 1,
-        "total_steps": 1,
-    }
-    names = {
-        "task": text,
-        "device": "cpu",
-        "backend": "gloo",
-        "precision": "fp32",
-        "run": text,
-    }
+    numbers |= {"batch_size_per_rank": 1, "accumulate": 1, "lr": 0.1, "epochs": 1, "total_steps": 1}
+    names = {"task": text, "device": "cpu", "backend": "gloo", "precision": "fp32", "run": text}
     shown({"kind": "start", **stamp, **numbers, **names})
     for name in ("warning", "note", "straggler", "stall"):
         shown({"kind": name, **stamp, "message": text})
@@ -412,9 +352,7 @@ def display(kind: Any, text: str) -> str:
 
 
 @source
-def fact_of_a_host_in_the_doctor(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def fact_of_a_host_in_the_doctor(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return doctor(text, capsys, is_terminal=False)
 
 
@@ -428,24 +366,17 @@ def fact_of_a_host_in_the_doctor_on_a_terminal(
 
 def doctor(text: str, capsys: pytest.CaptureFixture[str], *, is_terminal: bool) -> str:
     finding = Finding(level="problem", check="x", where=text, what=text, fix=text)
-    hosts = [
-        HostRecord(name, name)
-        for name in (text, f"[link=https://example.org]{text}[/link]")
-    ]
+    hosts = [HostRecord(name, name) for name in (text, f"[link=https://example.org]{text}[/link]")]
     survey = Survey(hosts, 29500)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TERM", "xterm")
         patch.setenv("FORCE_COLOR", "1")
-        report(
-            [finding], survey=survey, notes=[text], is_terminal=is_terminal, width=5000
-        )
+        report([finding], survey=survey, notes=[text], is_terminal=is_terminal, width=5000)
     return capsys.readouterr().out
 
 
 @source
-def file_in_a_run_folder(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def file_in_a_run_folder(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.cli import verify_command
 
     part = Section("events", summary=text)
@@ -454,9 +385,7 @@ def file_in_a_run_folder(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify_command, "find_run", Path)
         patch.setattr(
-            verify_command,
-            "verify_run",
-            lambda folder, show: RunReport(folder, [part], text, None),
+            verify_command, "verify_run", lambda folder, show: RunReport(folder, [part], text, None)
         )
         assert verify_command.run([str(path)]) == 1
     return capsys.readouterr().out
@@ -498,9 +427,7 @@ def status_in_watch(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @source
-def status_in_watch_on_a_terminal(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def status_in_watch_on_a_terminal(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.cli.watch_command import follow_on_screen
 
     with pytest.MonkeyPatch.context() as patch:
@@ -513,28 +440,18 @@ def status_in_watch_on_a_terminal(
 
 
 @source
-def section_of_a_toml_file(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def section_of_a_toml_file(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     quoted = json.dumps(text.encode(errors="replace").decode())
-    (path / "a.toml").write_text(
-        f"[{quoted}]\n{quoted} = 1\n[optim]\n{quoted} = {quoted}\n"
-    )
+    (path / "a.toml").write_text(f"[{quoted}]\n{quoted} = 1\n[optim]\n{quoted} = {quoted}\n")
     return run_cli(capsys, "train", "digits", "--config", str(path / "a.toml"), code=2)
 
 
 @source
-def name_in_a_pickle_of_a_dataset(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def name_in_a_pickle_of_a_dataset(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.base.errors import DataError
     from drumline.data.cifar10 import cifar10
 
-    name = (
-        text.encode("ascii", errors="replace")
-        .replace(b"\\", b"\\\\")
-        .replace(b"\n", b" ")
-    )
+    name = text.encode("ascii", errors="replace").replace(b"\\", b"\\\\").replace(b"\n", b" ")
     (path / "test_batch").write_bytes(b"c" + name + b"\nname\n.")
     with pytest.raises(DataError) as caught:
         cifar10(split="eval", dir=str(path), augment=False)
@@ -542,30 +459,22 @@ def name_in_a_pickle_of_a_dataset(
 
 
 @source
-def line_of_a_hostfile(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
-    (path / "hosts").write_text(
-        f"a slots={text.encode(errors='replace').decode()}\nb slots=0\n"
-    )
+def line_of_a_hostfile(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    (path / "hosts").write_text(f"a slots={text.encode(errors='replace').decode()}\nb slots=0\n")
     with pytest.raises(Exception, match="problem") as caught:
         hosts_from_file(path / "hosts")
     return printed_by_cli(caught.value, capsys, code=2)
 
 
 @source
-def name_of_a_file_in_lint(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def name_of_a_file_in_lint(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     file = path / f"{text.replace('/', '')}.py"
     file.write_text("def (\n")
     return run_cli(capsys, "lint", str(file), code=2)
 
 
 @source
-def settings_in_a_proof(
-    text: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> str:
+def settings_in_a_proof(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.cli.prove_resume_command import print_line
 
     print_line(text)
@@ -583,9 +492,7 @@ def mistake_of_ours(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_no_text_of_others_steers_the_terminal(
     name: str, escape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_harmless(
-        SOURCES[name](f"before {MARK}{ESCAPES[escape]} after", tmp_path, capsys)
-    )
+    check_harmless(SOURCES[name](f"before {MARK}{ESCAPES[escape]} after", tmp_path, capsys))
 
 
 def test_ranks_keep_their_colours_which_end_with_the_line(
@@ -593,12 +500,9 @@ def test_ranks_keep_their_colours_which_end_with_the_line(
 ) -> None:
     painted = "\x1b[1;31mred\x1b[38;2;1;2;3m \x1b[4:3mcurly"
     assert (
-        SOURCES["line of a rank over ssh"](painted, tmp_path, capsys)
-        == f"[a 0] {painted}\x1b[0m\n"
+        SOURCES["line of a rank over ssh"](painted, tmp_path, capsys) == f"[a 0] {painted}\x1b[0m\n"
     )
-    assert r"\x1b[1;31mred" in SOURCES["diagnosis from a host"](
-        painted, tmp_path, capsys
-    )
+    assert r"\x1b[1;31mred" in SOURCES["diagnosis from a host"](painted, tmp_path, capsys)
 
 
 def test_a_rank_cannot_pass_for_another_over_ssh(
@@ -618,9 +522,7 @@ def test_a_rank_cannot_pass_for_another_over_ssh(
     assert on_screen(act, tmp_path) == "[a 0] z\\n[b 1] z\n"
 
 
-def test_markup_in_a_fact_of_a_host_makes_no_link(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_markup_in_a_fact_of_a_host_makes_no_link(capsys: pytest.CaptureFixture[str]) -> None:
     text = doctor("[bold]x[/bold]", capsys, is_terminal=True)
     assert "[link=https://example.org][bold]x[/bold][/link]" in text
     assert "\x1b]8" not in text

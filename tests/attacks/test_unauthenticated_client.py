@@ -58,9 +58,7 @@ class Touch:
 class TwoNodes:
     """`drumline launch` twice on the loopback; their ranks stay until they are let go."""
 
-    def __init__(
-        self, folder: Path, secret: str | None, *, port: int | None = None
-    ) -> None:
+    def __init__(self, folder: Path, secret: str | None, *, port: int | None = None) -> None:
         self.folder = folder
         self.secret = secret
         self.port = port or free_port()
@@ -68,9 +66,7 @@ class TwoNodes:
         self.keys = KEYS if secret is None else [*KEYS, "drumline/membership/failed"]
         (folder / "stay.py").write_text(STAY)
         environment = {
-            name: value
-            for name, value in os.environ.items()
-            if name != "DRUMLINE_SECRET"
+            name: value for name, value in os.environ.items() if name != "DRUMLINE_SECRET"
         }
         if secret is not None:
             environment["DRUMLINE_SECRET"] = secret
@@ -105,16 +101,11 @@ class TwoNodes:
     def end(self) -> list[tuple[int, str]]:
         (self.folder / "go").touch()
         outputs = [node.communicate(timeout=LIMIT_S)[0] for node in self.nodes]
-        return [
-            (node.returncode, text)
-            for node, text in zip(self.nodes, outputs, strict=True)
-        ]
+        return [(node.returncode, text) for node, text in zip(self.nodes, outputs, strict=True)]
 
 
 @pytest.fixture(params=[SECRET, None], ids=["with a secret", "without"])
-def two_nodes(
-    request: pytest.FixtureRequest, tmp_path: Path, warm: None
-) -> Iterator[TwoNodes]:
+def two_nodes(request: pytest.FixtureRequest, tmp_path: Path, warm: None) -> Iterator[TwoNodes]:
     job = TwoNodes(tmp_path, request.param)
     yield job
     for node in job.nodes:
@@ -122,9 +113,7 @@ def two_nodes(
         node.communicate()
 
 
-def test_no_code_of_an_unauthenticated_client_runs(
-    two_nodes: TwoNodes, tmp_path: Path
-) -> None:
+def test_no_code_of_an_unauthenticated_client_runs(two_nodes: TwoNodes, tmp_path: Path) -> None:
     two_nodes.wait_for("rank-0-0", "rank-1-0")
     listened_on = listening_addresses(two_nodes.port)
     client = dist.TCPStore(
@@ -178,10 +167,7 @@ def test_who_listens_first_in_place_of_node_0_runs_nothing(
             node.communicate()
     assert not (tmp_path / "got-in").exists()
     assert nodes[0].returncode == ExitCode.PREFLIGHT_FAILED
-    assert (
-        f"the rendezvous port {client.port} of {socket.gethostname()} is in use"
-        in first
-    )
+    assert f"the rendezvous port {client.port} of {socket.gethostname()} is in use" in first
     if secret is not None:
         assert nodes[1].returncode == ExitCode.PREFLIGHT_FAILED
         assert (

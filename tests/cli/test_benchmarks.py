@@ -57,9 +57,7 @@ SOAK = (
 
 
 @pytest.mark.parametrize("name", ["cpu", *SOAK])
-def test_a_table_is_made(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = options(tmp_path, name)
     with RunManager(seed=0, device="cpu", watch=WatchConfig(sidecar="off")) as ddp:
         table = importlib.import_module(f"benchmarks.tables.{name}").make(chosen, ddp)
@@ -73,9 +71,7 @@ def test_a_table_is_made(
     rows = [row for row in table.rows if "ours" in row.way]
     assert rows
     assert any(
-        way in row.way
-        for row in table.rows
-        for way in ("by hand", "torch.save", "DataLoader")
+        way in row.way for row in table.rows for way in ("by hand", "torch.save", "DataLoader")
     )
     assert all(row.failure is None and row.values for row in table.rows)
     assert all(row.way in text for row in table.rows)
@@ -86,10 +82,7 @@ def test_a_table_is_made(
             "ours, eager, everything on: 1 saves in 1 blocks; by the run's own events each stopped it"
             in text
         )
-    if (
-        name not in ("cpu", "save", "loading")
-        and importlib.util.find_spec("accelerate") is None
-    ):
+    if name not in ("cpu", "save", "loading") and importlib.util.find_spec("accelerate") is None:
         assert (
             "accelerate is not installed, so its rows are missing: pip install 'drumline[bench]'"
             in text
@@ -101,9 +94,7 @@ def test_a_table_is_made(
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("warm")
-def test_the_table_with_loading_processes_is_made_by_its_command(
-    tmp_path: Path,
-) -> None:
+def test_the_table_with_loading_processes_is_made_by_its_command(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -139,11 +130,7 @@ def test_a_way_that_fails_does_not_lose_the_others() -> None:
         raise ValueError("no more\nof this")
 
     good, bad, over = measure(
-        [
-            Way("good", endless),
-            Way("bad", broken),
-            Way("over", lambda after_step: after_step(1)),
-        ],
+        [Way("good", endless), Way("bad", broken), Way("over", lambda after_step: after_step(1))],
         rounds=2,
         steps=5,
         warm_up=1,
@@ -185,10 +172,7 @@ def test_what_was_stopped_continues_when_the_rank_is_killed() -> None:
         assert rank.wait() == -signal.SIGKILL
         try:
             deadline = time.monotonic() + 30
-            while (
-                "T" in {state_of(pid) for pid in stopped}
-                and time.monotonic() < deadline
-            ):
+            while "T" in {state_of(pid) for pid in stopped} and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert "T" not in [state_of(pid) for pid in stopped]
         finally:
@@ -203,18 +187,13 @@ def state_of(pid: int) -> str:
 
 def test_a_goal_says_whether_it_is_met() -> None:
     assert (
-        Goal("images/s", 96_000, at_least=95_000).line()
-        == "images/s, at least 95,000: 96,000, met"
+        Goal("images/s", 96_000, at_least=95_000).line() == "images/s, at least 95,000: 96,000, met"
     )
     assert Goal("ms", 26.0, at_most=25).line() == "ms, at most 25: 26.00, NOT MET"
-    assert (
-        Goal("ratio", None, at_most=1.02).line() == "ratio, at most 1.02: not measured"
-    )
+    assert Goal("ratio", None, at_most=1.02).line() == "ratio, at most 1.02: not measured"
 
 
-def test_bytes_prepared_on_the_device_are_the_samples_that_workers_would_prepare() -> (
-    None
-):
+def test_bytes_prepared_on_the_device_are_the_samples_that_workers_would_prepare() -> None:
     photos = Photos(16, size=12, crop=8, num_images=16)
     photo_bytes = PhotoBytes(16, size=12, crop=8, num_images=16)
     photo_bytes.images = photos.images

@@ -77,17 +77,12 @@ def test_help_teaches_and_needs_no_torch(tmp_path: Path) -> None:
     assert FIELDS
     assert not missing
     assert "--procs" in train.stdout
-    assert drumline("--version", cwd=tmp_path, **environment).stdout.startswith(
-        "drumline "
-    )
+    assert drumline("--version", cwd=tmp_path, **environment).stdout.startswith("drumline ")
 
 
 def test_no_verb_and_a_wrong_verb(tmp_path: Path) -> None:
     nothing = drumline(cwd=tmp_path)
-    assert (nothing.returncode, nothing.stdout.startswith("usage: drumline VERB")) == (
-        2,
-        True,
-    )
+    assert (nothing.returncode, nothing.stdout.startswith("usage: drumline VERB")) == (2, True)
     wrong = drumline("trian", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "there is no verb 'trian'; did you mean 'train'?" in wrong.stderr
@@ -105,16 +100,7 @@ def test_all_config_errors_come_at_once_and_before_torch(tmp_path: Path) -> None
         """
     )
     result = drumline(
-        *(
-            "train",
-            "digits",
-            "--config",
-            "run.toml",
-            "--train.batch_size",
-            "many",
-            "--procs",
-            "0",
-        ),
+        *("train", "digits", "--config", "run.toml", "--train.batch_size", "many", "--procs", "0"),
         *("--train.epochs", "2", "--train.steps", "9"),
         cwd=tmp_path,
         **torch_blocked(tmp_path),
@@ -140,22 +126,14 @@ def test_all_config_errors_come_at_once_and_before_torch(tmp_path: Path) -> None
         ([], "no TASK was given: one of digits, cifar10, text, synthetic"),
         (["digit"], "'digit': there is no such task; did you mean 'digits'?"),
         (["cifar10"], "cifar10"),
-        (
-            ["own.py"],
-            "'own.py': there is no such task; add the class, as in own.py:ClassName",
-        ),
+        (["own.py"], "'own.py': there is no such task; add the class, as in own.py:ClassName"),
         (["nowhere.py:Task"], "there is no file nowhere.py"),
         (["digits", "--model.name", "resnet"], "mini_resnet"),
-        (
-            ["digits", "--run", "/proc/nowhere"],
-            "the run folder /proc/nowhere cannot be made",
-        ),
+        (["digits", "--run", "/proc/nowhere"], "the run folder /proc/nowhere cannot be made"),
     ],
 )
 @pytest.mark.usefixtures("warm")
-def test_wrong_commands_are_explained(
-    tmp_path: Path, arguments: list[str], message: str
-) -> None:
+def test_wrong_commands_are_explained(tmp_path: Path, arguments: list[str], message: str) -> None:
     result = drumline("train", *arguments, cwd=tmp_path)
     assert result.returncode in (2, 3), result.stderr
     assert message in result.stderr
@@ -185,24 +163,13 @@ def test_train_on_two_ranks_then_again_then_by_torchrun(
     environment = json.loads((run / "environment.json").read_text())
     assert [rank["rank"] for rank in environment["ranks"]] == [0, 1]
     for rank in (0, 1):
-        kinds = [
-            event["kind"]
-            for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl")
-        ]
+        kinds = [event["kind"] for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl")]
         assert {"start", "train", "evaluation", "end"} <= set(kinds)
     logs = [(run / "logs" / f"rank-{rank:05d}.log").read_text() for rank in (0, 1)]
-    assert ["done: " in log for log in logs] == [True, False], (
-        "rank 0 tells how the run goes"
-    )
+    assert ["done: " in log for log in logs] == [True, False], "rank 0 tells how the run goes"
     request.getfixturevalue("warm")
     again = drumline(
-        "train",
-        "digits",
-        "--procs",
-        "2",
-        "--config",
-        str(run / "config.toml"),
-        cwd=tmp_path,
+        "train", "digits", "--procs", "2", "--config", str(run / "config.toml"), cwd=tmp_path
     )
     assert again.returncode == 0, again.stderr
     assert "this run has finished" in again.stdout
@@ -229,9 +196,9 @@ def test_train_on_two_ranks_then_again_then_by_torchrun(
         timeout=120,
     )
     assert result.returncode == 0, result.stderr
-    assert "--log.every_steps 5 --procs 2\n" in result.stdout.replace(
-        "\\\n      ", ""
-    ), result.stdout
+    assert "--log.every_steps 5 --procs 2\n" in result.stdout.replace("\\\n      ", ""), (
+        result.stdout
+    )
     ours, theirs = (
         (folder / "checkpoints" / "step-00000006" / "model.safetensors").read_bytes()
         for folder in (run, tmp_path / "theirs")
@@ -266,12 +233,8 @@ def train_beside_interrupts(*words: str, cwd: Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize(
-    "launcher", ["procs", pytest.param("torchrun", marks=pytest.mark.soak)]
-)
-def test_the_rank_that_raises_is_shown_first_and_once(
-    tmp_path: Path, launcher: str
-) -> None:
+@pytest.mark.parametrize("launcher", ["procs", pytest.param("torchrun", marks=pytest.mark.soak)])
+def test_the_rank_that_raises_is_shown_first_and_once(tmp_path: Path, launcher: str) -> None:
     (tmp_path / "broken.py").write_text(
         BROKEN_TASK.replace("{what}", "raise ValueError('boom at four')")
     )
@@ -301,22 +264,14 @@ def test_the_rank_that_raises_is_shown_first_and_once(
     assert time.monotonic() - started < 60, "it did not wait for a timeout"
     assert result.stderr.count("ValueError: boom at four\n".replace("\\\n", "\n")) >= 1
     first = result.stderr.index("drumline: error: rank 1 on ")
-    assert (
-        "crashed at step 3: ValueError: boom at four"
-        in result.stderr[first:].splitlines()[0]
-    )
+    assert "crashed at step 3: ValueError: boom at four" in result.stderr[first:].splitlines()[0]
     assert result.stderr.count("Traceback (most recent call last)") == (
         1 if launcher == "procs" else 2
     ), result.stderr
     assert "in loss" in result.stderr
     assert "restarting the ranks" not in result.stderr, "it would fail at the same step"
-    events = list(
-        read_events(tmp_path / "runs" / "Broken" / "events" / "rank-00001.jsonl")
-    )
-    assert (events[-1]["kind"], events[-1]["message"]) == (
-        "error",
-        "ValueError: boom at four",
-    )
+    events = list(read_events(tmp_path / "runs" / "Broken" / "events" / "rank-00001.jsonl"))
+    assert (events[-1]["kind"], events[-1]["message"]) == ("error", "ValueError: boom at four")
     log = (tmp_path / "runs" / "Broken" / "logs" / "rank-00001.log").read_text()
     assert "ValueError: boom at four" in log
 
@@ -336,9 +291,9 @@ def test_a_task_that_cannot_be_loaded_is_reported_once(tmp_path: Path) -> None:
     )
     result = drumline("train", "wrong.py:Wrong", "--procs", "2", cwd=tmp_path)
     assert result.returncode == 2
-    assert (
-        result.stderr.count("Wrong.defaults: optim.lr = -1.0 must be above 0") == 1
-    ), result.stderr
+    assert result.stderr.count("Wrong.defaults: optim.lr = -1.0 must be above 0") == 1, (
+        result.stderr
+    )
     assert "did you mean 'train.epochs'?" in result.stderr
 
 
@@ -357,9 +312,7 @@ def test_procs_that_contradict_the_launcher_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_without_an_agent_the_first_failure_is_reported_once_too(
-    tmp_path: Path, rank: str
-) -> None:
+def test_without_an_agent_the_first_failure_is_reported_once_too(tmp_path: Path, rank: str) -> None:
     """As under srun: nobody ends the other ranks, and rank 0 runs the store."""
     (tmp_path / "broken.py").write_text(
         BROKEN_TASK.replace("{what}", "raise ValueError('boom at four')").replace(
@@ -376,13 +329,7 @@ def test_without_an_agent_the_first_failure_is_reported_once_too(
         subprocess.Popen(
             [*python_m("drumline"), "train", "broken.py:Broken"],
             cwd=tmp_path,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                **shared,
-                "RANK": name,
-                "LOCAL_RANK": name,
-            },
+            env={**os.environ, "PYTHONPATH": str(ROOT), **shared, "RANK": name, "LOCAL_RANK": name},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -397,15 +344,11 @@ def test_without_an_agent_the_first_failure_is_reported_once_too(
 
 @pytest.mark.usefixtures("warm")
 def test_a_rank_that_leaves_by_sys_exit_is_a_failure_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text(
-        BROKEN_TASK.replace("{what}", "raise SystemExit(0)")
-    )
+    (tmp_path / "broken.py").write_text(BROKEN_TASK.replace("{what}", "raise SystemExit(0)"))
     result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
     assert result.returncode == 1
     assert (
-        result.stderr.count(
-            "error: sys.exit(0) was called before the end of the run [rank 1 on "
-        )
+        result.stderr.count("error: sys.exit(0) was called before the end of the run [rank 1 on ")
         == 1
     )
     assert result.stderr.count("sys.exit(0)") == 1, "one report"
@@ -414,9 +357,7 @@ def test_a_rank_that_leaves_by_sys_exit_is_a_failure_of_its_own(tmp_path: Path) 
 
 @pytest.mark.usefixtures("warm")
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text(
-        BROKEN_TASK.replace("{what}", "os.kill(os.getpid(), 9)")
-    )
+    (tmp_path / "broken.py").write_text(BROKEN_TASK.replace("{what}", "os.kill(os.getpid(), 9)"))
     result = drumline(
         "train", "broken.py:Broken", "--procs", "2", "--max-restarts", "0", cwd=tmp_path
     )
@@ -429,9 +370,7 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("num_procs", [1, 2])
-def test_ctrl_c_ends_every_process_and_the_run_can_continue(
-    tmp_path: Path, num_procs: int
-) -> None:
+def test_ctrl_c_ends_every_process_and_the_run_can_continue(tmp_path: Path, num_procs: int) -> None:
     command = [
         "train",
         "digits",
@@ -459,9 +398,7 @@ def test_ctrl_c_ends_every_process_and_the_run_can_continue(
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert (
-        errors.count(
-            "interrupted; rerun the same command to resume from the newest checkpoint\n"
-        )
+        errors.count("interrupted; rerun the same command to resume from the newest checkpoint\n")
         == 1
     )
     assert "Traceback" not in errors
@@ -498,17 +435,13 @@ def test_ctrl_c_before_the_first_save_promises_no_checkpoint(
         start_new_session=True,
     )
     events = tmp_path / "here" / "events" / "rank-00000.jsonl"
-    while process.poll() is None and not (
-        events.exists() and '"first_step"' in events.read_text()
-    ):
+    while process.poll() is None and not (events.exists() and '"first_step"' in events.read_text()):
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert (
-        errors.count(
-            "drumline: interrupted before the first save; rerun the same command to start"
-        )
+        errors.count("drumline: interrupted before the first save; rerun the same command to start")
         == 1
     )
     assert not list((tmp_path / "here" / "checkpoints").glob("step-*"))
@@ -539,14 +472,11 @@ def test_letters_that_the_output_cannot_have_are_escaped(tmp_path: Path) -> None
     assert "run folder   l\\xe4ufe" in result.stdout
     assert "   gr\\xf6\\xdfe 1.0000   in " in result.stdout
     assert "\ngr\\xf6\\xdfe\n" in result.stdout, "what the user prints, too"
-    assert (
-        "warning: Gr\\xf6\\xdfe.configure_optimizers() is never called: "
-        in result.stdout
-    )
+    assert "warning: Gr\\xf6\\xdfe.configure_optimizers() is never called: " in result.stdout
     assert result.stdout.count("treffer") == 1
-    assert "Größe.best_metric is 'treffer'" in (
-        tmp_path / "läufe/logs/rank-00000.log"
-    ).read_text("utf-8")
+    assert "Größe.best_metric is 'treffer'" in (tmp_path / "läufe/logs/rank-00000.log").read_text(
+        "utf-8"
+    )
 
 
 @pytest.mark.usefixtures("warm")
@@ -567,9 +497,7 @@ def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
         while not (tmp_path / "run" / "environment.json").exists():
             assert first.poll() is None
             time.sleep(0.1)
-        (owner,) = json.loads((tmp_path / "run" / "environment.json").read_text())[
-            "ranks"
-        ]
+        (owner,) = json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"]
         second = drumline("train", "slow.py:Slow", "--run", "run", cwd=tmp_path)
         assert second.returncode == 2
         assert f"another job (process {owner['pid']} on " in second.stderr

@@ -53,11 +53,7 @@ def test_lines_of_code_are_counted_without_imports_and_comments(
     runner: Any, tmp_path: Path
 ) -> None:
     file = tmp_path / "script.py"
-    for text, lines in (
-        (WITHOUT_CODE, 0),
-        (WITH_CODE, 4),
-        (WITHOUT_CODE + WITH_CODE, 4),
-    ):
+    for text, lines in ((WITHOUT_CODE, 0), (WITH_CODE, 4), (WITHOUT_CODE + WITH_CODE, 4)):
         file.write_text(text)
         assert runner.code_lines(file) == lines
 
@@ -76,8 +72,7 @@ def test_the_page_has_the_line_counts_of_the_files(runner: Any) -> None:
 def test_the_page_for_newcomers_shows_the_scripts_as_they_are(library: str) -> None:
     code = (FOLDER / f"f1_{library}.py").read_text().partition("\n\n")[2]
     assert (
-        f"```python no-run\n{code.strip()}\n```"
-        in (ROOT / "docs" / "coming-from.md").read_text()
+        f"```python no-run\n{code.strip()}\n```" in (ROOT / "docs" / "coming-from.md").read_text()
     )
 
 
@@ -127,6 +122,4 @@ def test_the_ema_script_reports_the_accuracy_of_the_average_on_two_ranks(
 def test_the_script_that_is_killed_runs(runner: Any, tmp_path: Path) -> None:
     """That a kill changes nothing is shown in tests/multiproc, for tasks and for loops;
     examples/gan.py is the last."""
-    assert runner.run(
-        runner.script("resume", "drumline"), tmp_path / "resume", ranks=1
-    ).weights
+    assert runner.run(runner.script("resume", "drumline"), tmp_path / "resume", ranks=1).weights

@@ -61,10 +61,7 @@ def _scripts(tmp_path: Path) -> None:
 
 
 def starts_of(folder: Path, rank: int) -> list[dict[str, str]]:
-    return [
-        json.loads(line)
-        for line in (folder / f"starts-{rank}").read_text().splitlines()
-    ]
+    return [json.loads(line) for line in (folder / f"starts-{rank}").read_text().splitlines()]
 
 
 AGAIN = "drumline: restarting the ranks (restart 1 of {}); the script starts from the beginning\n"
@@ -81,28 +78,13 @@ AGAIN = "drumline: restarting the ranks (restart 1 of {}); the script starts fro
             70,
             f"drumline: {SENTENCE}\n{AGAIN.format(1)}drumline: {SENTENCE}\n",
         ),
-        (
-            "failure",
-            "restart",
-            0,
-            1,
-            f"drumline: {SENTENCE.replace('hang', 'failure')}\n",
-        ),
+        ("failure", "restart", 0, 1, f"drumline: {SENTENCE.replace('hang', 'failure')}\n"),
     ],
 )
 def test_the_diagnosis_explains_the_end_and_decides_on_a_restart(
     tmp_path: Path, alarm: str, action: str, restarts: int, code: int, said: str
 ) -> None:
-    words = [
-        "--procs",
-        "2",
-        "--max-restarts",
-        str(restarts),
-        "stands.py",
-        alarm,
-        action,
-        "2",
-    ]
+    words = ["--procs", "2", "--max-restarts", str(restarts), "stands.py", alarm, action, "2"]
     ended = finish(start(*words, cwd=tmp_path))[0]
     assert ended == (code, "", said)
     starts = starts_of(tmp_path, 0)
@@ -115,25 +97,15 @@ def test_the_diagnosis_explains_the_end_and_decides_on_a_restart(
     assert len({start["DRUMLINE_SECRET"] for start in starts}) == len(starts)
     assert {start["DRUMLINE_WATCH_NODES"] for start in starts} == {None}
     assert {start["DRUMLINE_SCRIPT_WATCH"] for start in starts} == {None}
-    assert not any(
-        Path(start["DRUMLINE_WATCH_DIR"]).parent.exists() for start in starts
-    )
+    assert not any(Path(start["DRUMLINE_WATCH_DIR"]).parent.exists() for start in starts)
 
 
-def test_nodes_whose_ranks_are_all_ended_at_once_restart_together_once(
-    tmp_path: Path,
-) -> None:
+def test_nodes_whose_ranks_are_all_ended_at_once_restart_together_once(tmp_path: Path) -> None:
     port = free_port()
-    files = [
-        env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port)
-        for rank in range(2)
-    ]
+    files = [env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port) for rank in range(2)]
     words = ["stands.py", "hang", "restart", "2"]
     ended = finish(
-        *(
-            start("--max-restarts", "1", "--env-file", file, *words, cwd=tmp_path)
-            for file in files
-        )
+        *(start("--max-restarts", "1", "--env-file", file, *words, cwd=tmp_path) for file in files)
     )
     assert [code for code, *_ in ended] == [70, 70], ended
     starts = [starts_of(tmp_path, rank) for rank in range(2)]
@@ -142,22 +114,13 @@ def test_nodes_whose_ranks_are_all_ended_at_once_restart_together_once(
         assert first["DRUMLINE_SECRET"] == second["DRUMLINE_SECRET"]
         assert first["DRUMLINE_WATCH_NODES"] == second["DRUMLINE_WATCH_NODES"]
         assert first["DRUMLINE_WATCH_DIR"] != second["DRUMLINE_WATCH_DIR"]
-        nodes = [
-            alarm.rpartition(":") for alarm in first["DRUMLINE_WATCH_NODES"].split(",")
-        ]
+        nodes = [alarm.rpartition(":") for alarm in first["DRUMLINE_WATCH_NODES"].split(",")]
         assert [host for host, *_ in nodes] == ["127.0.0.1"] * 2
         assert len({number for *_, number in nodes}) == 2
     for _, _, errors in ended:
-        lines = Counter(
-            line for line in errors.splitlines() if line.startswith("drumline:")
-        )
+        lines = Counter(line for line in errors.splitlines() if line.startswith("drumline:"))
         assert lines[f"drumline: {SENTENCE}"] >= 1, errors
-        assert (
-            sum(
-                count for line, count in lines.items() if "restarting the ranks" in line
-            )
-            == 1
-        )
+        assert sum(count for line, count in lines.items() if "restarting the ranks" in line) == 1
 
 
 # As SIDECAR, with the furthest step of its ranks: 10 more in each start, until they stay at 30.
@@ -171,9 +134,7 @@ for path in pids:""",
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_a_restart_counts_only_against_the_same_step(
-    tmp_path: Path, num_nodes: int
-) -> None:
+def test_a_restart_counts_only_against_the_same_step(tmp_path: Path, num_nodes: int) -> None:
     (tmp_path / "sidecar.py").write_text(GETS_FURTHER)
     words = ["--max-restarts", "1", "stands.py", "hang", "restart", str(num_nodes)]
     if num_nodes == 1:
@@ -181,12 +142,9 @@ def test_a_restart_counts_only_against_the_same_step(
     else:
         port = free_port()
         files = [
-            env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port)
-            for rank in range(2)
+            env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port) for rank in range(2)
         ]
-        ended = finish(
-            *(start("--env-file", file, *words, cwd=tmp_path) for file in files)
-        )
+        ended = finish(*(start("--env-file", file, *words, cwd=tmp_path) for file in files))
     assert [code for code, *_ in ended] == [70] * num_nodes, ended
     for rank in range(num_nodes):
         assert len(starts_of(tmp_path, rank)) == 4, (
@@ -240,20 +198,12 @@ def test_a_script_that_knows_nothing_of_drumline_is_watched(tmp_path: Path) -> N
     host = re.escape(socket.gethostname())
     stopped = rf"hang: rank 1 on {host} is stopped by a signal, .*; 1 rank is blocked in all_reduce #\d+\."
     message = rf"drumline: {stopped} Try: find out who stopped it; kill -CONT \d+ on {host} resumes it, .*\n"
-    assert re.fullmatch(rf"{message}{re.escape(AGAIN.format(1))}{message}", errors), (
-        errors
-    )
+    assert re.fullmatch(rf"{message}{re.escape(AGAIN.format(1))}{message}", errors), errors
     (folder,) = (tmp_path / "runs" / "launch").iterdir()
-    names = [
-        "0001-stopped.json",
-        "0001-stopped.txt",
-        "0002-stopped.json",
-        "0002-stopped.txt",
-    ]
+    names = ["0001-stopped.json", "0001-stopped.txt", "0002-stopped.json", "0002-stopped.txt"]
     assert sorted(path.name for path in (folder / "diagnoses").iterdir()) == names
     events = [
-        json.loads(line)
-        for line in (folder / "events" / "watch.jsonl").read_text().splitlines()
+        json.loads(line) for line in (folder / "events" / "watch.jsonl").read_text().splitlines()
     ]
     assert [(event["kind"], event["rank"], event["action"]) for event in events] == [
         ("hang", 1, "restart")
@@ -314,16 +264,12 @@ time.sleep(600)
 """
 
 
-def test_a_watched_script_that_exits_without_a_message_is_reported(
-    tmp_path: Path,
-) -> None:
+def test_a_watched_script_that_exits_without_a_message_is_reported(tmp_path: Path) -> None:
     (tmp_path / "ends.py").write_text(ENDS_WITHOUT_A_WORD)
     words = ["--watch", "--procs", "2", "--max-restarts", "1", "ends.py"]
     code, output, errors = finish(start(*words, cwd=tmp_path))[0]
     assert (code, output) == (3, ""), errors
-    message = (
-        f"drumline: failure: rank 1 on {socket.gethostname()} exited with code 3. "
-    )
+    message = f"drumline: failure: rank 1 on {socket.gethostname()} exited with code 3. "
     first, again, last = errors.splitlines(keepends=True)
     assert first.startswith(message), errors
     assert (again, last) == (AGAIN.format(1), first), "once for each start"
@@ -366,38 +312,23 @@ def test_a_task_that_fails_at_the_same_step_three_times_stops_and_reports_it(
     )[0]
     assert code == 70, errors
     assert errors.count("restarting the ranks") == 3, errors
-    assert (
-        "error: the run has failed 3 times at step 3 and is not restarted:\n" in errors
-    )
+    assert "error: the run has failed 3 times at step 3 and is not restarted:\n" in errors
     host = socket.gethostname()
-    assert (
-        errors.count(
-            f"  - rank 1 on {host} was killed by SIGKILL at step 3, in forward"
-        )
-        == 3
-    )
+    assert errors.count(f"  - rank 1 on {host} was killed by SIGKILL at step 3, in forward") == 3
     assert f" [rank 1 on {host}, step 3]\n" in errors
     assert "try: read runs/DiesAlways/diagnoses and fix the cause" in errors
     events = (
-        (tmp_path / "runs" / "DiesAlways" / "events" / "rank-00000.jsonl")
-        .read_text()
-        .splitlines()
+        (tmp_path / "runs" / "DiesAlways" / "events" / "rank-00000.jsonl").read_text().splitlines()
     )
-    recovered = [
-        event for line in events if (event := json.loads(line))["kind"] == "recovered"
-    ]
-    assert [
-        (event["step"], event["lost_steps"], event["about_rank"]) for event in recovered
-    ] == [(3, 1, 1)] * 2
+    recovered = [event for line in events if (event := json.loads(line))["kind"] == "recovered"]
+    assert [(event["step"], event["lost_steps"], event["about_rank"]) for event in recovered] == [
+        (3, 1, 1)
+    ] * 2
     assert all(event["seconds"] > event["seconds_to_diagnosis"] for event in recovered)
-    begun = [
-        event for line in events if (event := json.loads(line))["kind"] == "first_step"
-    ]
+    begun = [event for line in events if (event := json.loads(line))["kind"] == "first_step"]
     assert [event["since"] for event in begun] == ["command", "rank", "rank"]
     assert ["launcher" in event["parts"] for event in begun] == [True, False, False]
-    assert (
-        output.count(f"after rank 1 on {host} was killed at step 3; 1 step lost\n") == 2
-    )
+    assert output.count(f"after rank 1 on {host} was killed at step 3; 1 step lost\n") == 2
 
 
 CALLS_ONE_MORE = """
@@ -418,9 +349,7 @@ class CallsOneMore(ImageClassification):
 """
 
 
-def test_an_extra_collective_is_named_with_what_each_side_called(
-    tmp_path: Path,
-) -> None:
+def test_an_extra_collective_is_named_with_what_each_side_called(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CALLS_ONE_MORE)
     words = [
         "--procs",
@@ -433,16 +362,12 @@ def test_an_extra_collective_is_named_with_what_each_side_called(
     ]
     code, _, errors = finish(start(*words, cwd=tmp_path))[0]
     assert code != 0
-    (told,) = [
-        line for line in errors.splitlines() if "failure: " in line or "hang: " in line
-    ]
+    (told,) = [line for line in errors.splitlines() if "failure: " in line or "hang: " in line]
     assert "mine.py:14 in loss" in told, told
     host = re.escape(socket.gethostname())
     # Gloo ends rank 1 or makes it wait, by what arrives first.
     assert re.search(rf"rank 1 on {host}: all_reduce( #\d+ of \[3\])?; ", told), told
     # Where gloo ends rank 1, rank 0 may fail before it was asked; test_diagnose has the text of
     # both sides.
-    rank_0 = re.search(
-        rf"(the others|rank 0 on {host}): all_reduce #\d+ of \[\d+\]", told
-    )
+    rank_0 = re.search(rf"(the others|rank 0 on {host}): all_reduce #\d+ of \[\d+\]", told)
     assert rank_0 or "gloo aborted rank 1" in told, told

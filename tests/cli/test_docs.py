@@ -37,18 +37,9 @@ from tests.ranks import free_port
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-OTHER_PAGES = [
-    ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-]
+OTHER_PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 FEWEST_PAGES = 10
-LONG_PAGES = (
-    "recipes",
-    "task-parts",
-    "find-settings",
-    "object-storage",
-    "weights",
-    "plan",
-)
+LONG_PAGES = ("recipes", "task-parts", "find-settings", "object-storage", "weights", "plan")
 FEWEST_COMMANDS = 20
 FEWEST_PYTHON = 6
 FENCE = re.compile(r"^```(\S*) ?(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
@@ -87,12 +78,7 @@ class Command(NamedTuple):
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     return [
-        Block(
-            match[1],
-            match[2],
-            match[3],
-            text[: match.start()].rstrip().rpartition("\n\n")[2],
-        )
+        Block(match[1], match[2], match[3], text[: match.start()].rstrip().rpartition("\n\n")[2])
         for match in FENCE.finditer(text)
     ]
 
@@ -112,9 +98,7 @@ def commands(block: Block) -> list[Command]:
 
 
 def of_kind(kind: str) -> Iterator[tuple[Path, Block]]:
-    return (
-        (page, block) for page in PAGES for block in blocks(page) if block.kind == kind
-    )
+    return ((page, block) for page in PAGES for block in blocks(page) if block.kind == kind)
 
 
 @pytest.fixture(name="environment")
@@ -128,9 +112,7 @@ def make_environment(tmp_path: Path, warm: None) -> dict[str, str]:
         "torchrun": "-m torch.distributed.run",
     }.items():
         program = programs / name
-        program.write_text(
-            f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n'
-        )
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
         program.chmod(0o755)
     return {
         **{name: value for name, value in os.environ.items() if name not in UNWANTED},
@@ -180,9 +162,7 @@ def settled(line: str) -> str:
     """A line without what differs from run to run and from host to host."""
     if line.startswith("exit code"):
         return line
-    line = line.replace(str(Path.cwd()), "/home/me").replace(
-        f"on {socket.gethostname()}", "on vm"
-    )
+    line = line.replace(str(Path.cwd()), "/home/me").replace(f"on {socket.gethostname()}", "on vm")
     without_numbers = NUMBER.sub("#", line)
     # said only where it is much
     for waits in ("waits for data", "exposed communication"):
@@ -198,8 +178,7 @@ def check_shown(command: Command, printed: list[str]) -> None:
     rest = iter(printed)
     for line in command.shown:
         assert settled(line) in rest, (
-            f"$ {command.typed}\nshown, but not printed (there): {line}\n"
-            + "\n".join(printed)
+            f"$ {command.typed}\nshown, but not printed (there): {line}\n" + "\n".join(printed)
         )
 
 
@@ -211,9 +190,7 @@ def check_shown(command: Command, printed: list[str]) -> None:
     ],
     ids=lambda page: page.stem,
 )
-def test_a_page_does_what_it_says(
-    page: Path, folder: Path, environment: dict[str, str]
-) -> None:
+def test_a_page_does_what_it_says(page: Path, folder: Path, environment: dict[str, str]) -> None:
     names: dict[str, Any] = {"__name__": page.stem}
     for block in blocks(page):
         if file := FILE_NAME.match(block.text):
@@ -231,13 +208,9 @@ def test_a_page_does_what_it_says(
                 check_shown(command, run_in_bash(command.typed, environment))
 
 
-def test_make_demo_is_what_the_readme_shows(
-    folder: Path, environment: dict[str, str]
-) -> None:
+def test_make_demo_is_what_the_readme_shows(folder: Path, environment: dict[str, str]) -> None:
     recipe = re.search(
-        r"^demo:.*\n\t\$\(BIN\)/(drumline train .*)$",
-        (ROOT / "Makefile").read_text(),
-        re.MULTILINE,
+        r"^demo:.*\n\t\$\(BIN\)/(drumline train .*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
     )
     assert recipe is not None
     shown = next(
@@ -250,24 +223,17 @@ def test_make_demo_is_what_the_readme_shows(
     shortened = run_in_bash(f"{recipe[1]} --train.epochs 1", environment)
     # The two words more may have broken a line that the page has whole.
     printed = (
-        "\n".join(shortened)
-        .replace(" \\\n", " ")
-        .replace(" --train.epochs #", "")
-        .splitlines()
+        "\n".join(shortened).replace(" \\\n", " ").replace(" --train.epochs #", "").splitlines()
     )
     for line in shown[1:]:
-        assert settled(line).replace("epochs", "epoch") in printed, (
-            f"{line}\n" + "\n".join(printed)
-        )
+        assert settled(line).replace("epochs", "epoch") in printed, f"{line}\n" + "\n".join(printed)
 
 
 def test_make_test_is_there() -> None:
     typed = [command.typed for block in blocks(README) for command in commands(block)]
     assert "make test" in typed
     assert re.search(
-        r"^test:.*\n(?:\t.*\n)*\t.*pytest",
-        (ROOT / "Makefile").read_text(),
-        re.MULTILINE,
+        r"^test:.*\n(?:\t.*\n)*\t.*pytest", (ROOT / "Makefile").read_text(), re.MULTILINE
     )
 
 
@@ -311,16 +277,12 @@ def test_the_two_node_command_trains(folder: Path, environment: dict[str, str]) 
 def test_there_is_enough_to_run() -> None:
     assert len(PAGES) >= FEWEST_PAGES
     per_page = {
-        page: sum(
-            len(commands(block)) for block in blocks(page) if block.kind == "console"
-        )
+        page: sum(len(commands(block)) for block in blocks(page) if block.kind == "console")
         for page in PAGES
     }
     assert per_page[README] > 0
     assert sum(per_page.values()) >= FEWEST_COMMANDS
-    assert (
-        sum(block.note != "no-run" for _, block in of_kind("python")) >= FEWEST_PYTHON
-    )
+    assert sum(block.note != "no-run" for _, block in of_kind("python")) >= FEWEST_PYTHON
 
 
 def test_what_is_not_run_says_why() -> None:
@@ -349,9 +311,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             file, _, anchor = link.partition("#")
             target = page.parent / file if file else page
             assert target.exists(), f"{page.name} links to {link}"
-            assert not anchor or anchor in anchors(target), (
-                f"{page.name} links to {link}"
-            )
+            assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
 
 
 def anchors(page: Path) -> set[str]:
@@ -374,22 +334,14 @@ def test_settings_and_flags_exist(page: Path) -> None:
             flags = read_flags(own_words, launch_flags.OWN_FLAGS, ends_at_name=True)
             own_words = own_words[: len(own_words) - len(flags.positional)]
         for flag in FLAG_OF_VERB.findall(" ".join(own_words)):
-            assert flag in FLAGS_OF_VERBS[verb], (
-                f"{page.name} gives `drumline {verb}` --{flag}"
-            )
+            assert flag in FLAGS_OF_VERBS[verb], f"{page.name} gives `drumline {verb}` --{flag}"
     for line in text.replace("\\\n", " ").splitlines():
-        for flag in FLAG.findall(
-            line.partition("drumline train ")[2].partition(" | ")[0]
-        ):
-            assert "." in flag or flag in OWN_FLAGS, (
-                f"{page.name} gives `drumline train` --{flag}"
-            )
+        for flag in FLAG.findall(line.partition("drumline train ")[2].partition(" | ")[0]):
+            assert "." in flag or flag in OWN_FLAGS, f"{page.name} gives `drumline train` --{flag}"
 
 
 def test_the_api_page_has_every_public_name() -> None:
-    listed = re.findall(
-        r"^::: (.+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE
-    )
+    listed = re.findall(r"^::: (.+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
     homes = {
         f"{home.__module__}.{home.__qualname__}"
         for home in map(drumline.__getattr__, drumline.__all__)
@@ -398,9 +350,7 @@ def test_the_api_page_has_every_public_name() -> None:
 
 
 def test_the_site_shows_every_fence_as_code() -> None:
-    on_page_markdown = runpy.run_path(str(ROOT / "docs/site_pages.py"))[
-        "on_page_markdown"
-    ]
+    on_page_markdown = runpy.run_path(str(ROOT / "docs/site_pages.py"))["on_page_markdown"]
     for page in PAGES:
         text = on_page_markdown(page.read_text(), config={"repo_url": ""})
         shown = markdown.markdown(text, extensions=["tables", "pymdownx.superfences"])
@@ -418,9 +368,7 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
-    for name in re.findall(
-        r"`([\w.-]+/[\w./-]+\.(?:py|sh|toml|yaml))`", page.read_text()
-    ):
+    for name in re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|sh|toml|yaml))`", page.read_text()):
         assert any(file == name or file.endswith(f"/{name}") for file in tracked), (
             f"{page.name} names {name}"
         )

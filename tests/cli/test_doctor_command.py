@@ -28,35 +28,23 @@ from tests.ranks import free_port, rank_environment
             "--hosts a,b --hostfile f",
             ["--hosts and --hostfile exclude each other: each lists the hosts"],
         ),
-        (
-            "--hosts a,b --nodes 2",
-            ["--hosts uses ssh, and --nodes does not: give one of them"],
-        ),
+        ("--hosts a,b --nodes 2", ["--hosts uses ssh, and --nodes does not: give one of them"]),
         (
             "--ssh x --port 1",
             ["--ssh: belongs to --hosts and --hostfile", "--port: belongs to --hosts"],
         ),
         (
             "--procs 2 --backend gloo",
-            [
-                "--procs: belongs to --collectives",
-                "--backend: belongs to --collectives",
-            ],
+            ["--procs: belongs to --collectives", "--backend: belongs to --collectives"],
         ),
-        (
-            "--hosts a,b --no-collectives --procs 2",
-            ["--procs: belongs to --collectives"],
-        ),
+        ("--hosts a,b --no-collectives --procs 2", ["--procs: belongs to --collectives"]),
         ("--optim.lr 1", ["--optim.lr: is a setting of a run; the doctor takes none"]),
         ("--hoss a", ["did you mean"]),
         (
             "digits --hosts a,b --nodes 2",
             ["--hosts: a TASK is checked on this machine", "--nodes: a TASK"],
         ),
-        (
-            "--batches 2 --config f",
-            ["--batches: belongs to a TASK", "--config: belongs to a TASK"],
-        ),
+        ("--batches 2 --config f", ["--batches: belongs to a TASK", "--config: belongs to a TASK"]),
         ("digit", ["there is no such task; did you mean 'digits'"]),
         ("digits --optim.lr -1", ["optim.lr"]),
         ("--backend mpi --collectives", ["--backend"]),
@@ -97,19 +85,9 @@ def test_help_tells_every_flag_and_fits_a_terminal(
 
 
 def test_slurm_says_which_node_this_is() -> None:
-    step = {
-        "SLURM_NNODES": "4",
-        "SLURM_NODEID": "3",
-        "SLURM_STEP_NODELIST": "gpu[07-10]",
-    }
+    step = {"SLURM_NNODES": "4", "SLURM_NODEID": "3", "SLURM_STEP_NODELIST": "gpu[07-10]"}
     options = _node_options(FlagValues({"wait": 60}), step)
-    assert (
-        options.node,
-        options.nodes,
-        options.master,
-        options.port,
-        options.wait_s,
-    ) == (
+    assert (options.node, options.nodes, options.master, options.port, options.wait_s) == (
         3,
         4,
         "gpu07",
@@ -134,8 +112,7 @@ def test_only_the_report_is_on_stdout_when_it_is_for_a_script(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "drumline.tools.doctor.pairs.without_ssh.join",
-        lambda *_: {"result": "ready", "code": 0},
+        "drumline.tools.doctor.pairs.without_ssh.join", lambda *_: {"result": "ready", "code": 0}
     )
     words = ["doctor", "--nodes=2", "--node-rank=1", "--master=a"]
     assert main(words) == 0
@@ -144,21 +121,15 @@ def test_only_the_report_is_on_stdout_when_it_is_for_a_script(
     assert capsys.readouterr().out == ""
 
 
-def test_this_machine(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     code = main(["doctor"])
     lines = capsys.readouterr().out.splitlines()
     begins = [line.split()[0] for line in lines]
     assert begins[:4] == ["host", "Python", "torch", "driver"]
     assert lines[0].startswith(f"host                  {socket.gethostname()} (")
-    assert any(
-        line.startswith("variable              NCCL_DEBUG=WARN (") for line in lines
-    )
-    assert lines[-1].startswith(
-        "result: ready to train" if code == 0 else "result: not ready"
-    )
+    assert any(line.startswith("variable              NCCL_DEBUG=WARN (") for line in lines)
+    assert lines[-1].startswith("result: ready to train" if code == 0 else "result: not ready")
     assert main(["doctor", "--json"]) == code
     document = json.loads(capsys.readouterr().out)
     assert document["result"] == lines[-1]
@@ -200,18 +171,14 @@ def test_a_task(
     ]
     assert main(words) == ExitCode.PREFLIGHT_FAILED
     lines = capsys.readouterr().out.splitlines()
-    assert (
-        "parameters            4 trained, 2 unused in one or more of 2 batches" in lines
-    )
+    assert "parameters            4 trained, 2 unused in one or more of 2 batches" in lines
     problem = f"problem: {file}:Spare: none of 2 batches uses spare.weight and spare.bias: several ranks would wait"
     assert any(line.startswith(problem) for line in lines)
     main([*words, "--dist.static_graph", "--json"])
     document = json.loads(capsys.readouterr().out)
     assert document["task"]["unused"] == {"spare.weight": 2, "spare.bias": 2}
     assert [
-        finding
-        for finding in document["findings"]
-        if finding["check"] == "unused parameters"
+        finding for finding in document["findings"] if finding["check"] == "unused parameters"
     ] == []
     for name, value in rank_environment(0, 2, 1).items():
         monkeypatch.setenv(name, value)
@@ -232,11 +199,7 @@ def test_an_interrupted_check_has_no_result_on_the_other_nodes(tmp_path: Path) -
             [*words, "--node-rank=0", master], env=environment, stdout=file, stderr=file
         )
     second = subprocess.Popen(
-        [*words, "--node-rank=1", master],
-        env=environment,
-        stdout=PIPE,
-        stderr=STDOUT,
-        text=True,
+        [*words, "--node-rank=1", master], env=environment, stdout=PIPE, stderr=STDOUT, text=True
     )
     deadline = time.monotonic() + 60
     while "2 of 2 hosts answered" not in log.read_text():

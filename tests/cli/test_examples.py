@@ -17,9 +17,7 @@ from tests.example_folders import MAKERS
 from tests.warm import warm_python
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted(
-    path for path in (ROOT / "examples").glob("*.py") if path.name != "spirals.py"
-)
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "spirals.py")
 COMMANDS = re.compile(r"^ *((?:drumline|torchrun|python) .*)$", re.MULTILINE)
 LONGEST = dict.fromkeys((path.name for path in EXAMPLES), 80) | {"own_task.py": 40}
 PROGRAMS = {
@@ -40,9 +38,7 @@ HUGGING_FACE = {
 def commands() -> list[tuple[str, str]]:
     """What the examples' own docstrings say to type."""
     return [
-        (path.name, command)
-        for path in EXAMPLES
-        for command in COMMANDS.findall(path.read_text())
+        (path.name, command) for path in EXAMPLES for command in COMMANDS.findall(path.read_text())
     ]
 
 
@@ -95,8 +91,7 @@ def test_examples_are_short(name: str, lines: int) -> None:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
-    "name",
-    [*sorted(QUICK), *(pytest.param(name, marks=pytest.mark.soak) for name in LONG)],
+    "name", [*sorted(QUICK), *(pytest.param(name, marks=pytest.mark.soak) for name in LONG)]
 )
 def test_an_example_runs_and_learns(tmp_path: Path, name: str) -> None:
     """Its commands, one after another in one folder: where there are checkpoints, the next one
@@ -104,15 +99,11 @@ def test_an_example_runs_and_learns(tmp_path: Path, name: str) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     if name in MAKERS:
         MAKERS[name](tmp_path)
-    for number, command in enumerate(
-        command for example, command in commands() if example == name
-    ):
+    for number, command in enumerate(command for example, command in commands() if example == name):
         output = run_in(tmp_path, command)
         assert_learned(output)
         if saved := sorted(tmp_path.glob("runs/*/checkpoints/step-*")):
-            is_resumed = (
-                "the number of ranks changed since the checkpoint: 1 -> 2" in output
-            )
+            is_resumed = "the number of ranks changed since the checkpoint: 1 -> 2" in output
             assert is_resumed == (number > 0), output
             shutil.rmtree(saved[-1])  # so that some steps are left for the next one
 

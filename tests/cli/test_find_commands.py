@@ -30,16 +30,7 @@ TASK = [
 def test_both_print_the_same_on_two_ranks_and_leave_nothing(tmp_path: Path) -> None:
     rates = []
     for procs in ("1", "2"):
-        arguments = [
-            "find-lr",
-            *TASK,
-            "--steps",
-            "60",
-            "--low",
-            "1e-4",
-            "--procs",
-            procs,
-        ]
+        arguments = ["find-lr", *TASK, "--steps", "60", "--low", "1e-4", "--procs", procs]
         found = drumline(*arguments, "--json", cwd=tmp_path)
         assert found.returncode == 0, found.stdout + found.stderr
         rates.append(json.loads(found.stdout))
@@ -47,9 +38,7 @@ def test_both_print_the_same_on_two_ranks_and_leave_nothing(tmp_path: Path) -> N
     assert alone["lr"] == pair["lr"] == alone["rate"]
     lowest = round(len(alone["losses"]) / 2)
     assert alone["losses"][:lowest] == pytest.approx(pair["losses"][:lowest], rel=1e-3)
-    sizes = drumline(
-        "find-batch", *TASK, "--train.batch_size", "8", "--procs", "2", cwd=tmp_path
-    )
+    sizes = drumline("find-batch", *TASK, "--train.batch_size", "8", "--procs", "2", cwd=tmp_path)
     assert sizes.returncode == 0, sizes.stdout + sizes.stderr
     title, *rows, result, limits = sizes.stdout.splitlines()
     assert title == "micro-batch   samples/s"
@@ -64,19 +53,11 @@ def test_wrong_commands_are_explained_before_torch_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = drumline(
-        "find-lr",
-        "digits",
-        "--low",
-        "1",
-        "--high",
-        "0.1",
-        cwd=tmp_path,
-        **torch_blocked(tmp_path),
+        "find-lr", "digits", "--low", "1", "--high", "0.1", cwd=tmp_path, **torch_blocked(tmp_path)
     )
-    assert (first.returncode, "--low 1 is not below --high 0.1" in first.stderr) == (
-        2,
-        True,
-    ), first.stderr
+    assert (first.returncode, "--low 1 is not below --high 0.1" in first.stderr) == (2, True), (
+        first.stderr
+    )
     for arguments, text in (
         (["find-lr"], "no TASK was given: one of digits"),
         (["find-lr", "digits", "--steps", "0"], "--steps"),

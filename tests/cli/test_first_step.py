@@ -16,14 +16,7 @@ from drumline.runs.events import read_events
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model.widths", "4", "--train.steps", "2", "--dist.device", "cpu"]
 # For flags, for pictures, for the screen, for sharded checkpoints.
-NOT_NEEDED = {
-    "tyro",
-    "matplotlib",
-    "pandas",
-    "tensorboard",
-    "rich",
-    "torch.distributed.checkpoint",
-}
+NOT_NEEDED = {"tyro", "matplotlib", "pandas", "tensorboard", "rich", "torch.distributed.checkpoint"}
 # Torch loads it with the first optimizer.
 COMPILER = "torch._dynamo"
 # Without torch, when a test gets a Python that has it.
@@ -93,9 +86,7 @@ def first_steps(run: Path, rank: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.soak
-def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(
-    tmp_path: Path,
-) -> None:
+def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(tmp_path: Path) -> None:
     output, loaded = run_and_look(
         TRACE_CALLS, "train", "digits", *SMALL, "--run", "run", cwd=tmp_path
     )
@@ -116,9 +107,7 @@ def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(
     assert list(event["parts"]) == parts
     assert min(event["parts"].values()) >= 0
     assert output.count(" after the command: python and torch ") == 1
-    assert (tmp_path / "run/logs/rank-00000.log").read_text().count(
-        " after the command: "
-    ) == 1
+    assert (tmp_path / "run/logs/rank-00000.log").read_text().count(" after the command: ") == 1
     (line,) = (line for line in output.splitlines() if line.startswith("called: "))
     called = line.split()[1:]
     assert {
@@ -128,9 +117,7 @@ def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(
     } <= set(called)
 
 
-def test_a_launcher_computes_nothing_and_is_counted_too(
-    tmp_path: Path, warm: None
-) -> None:
+def test_a_launcher_computes_nothing_and_is_counted_too(tmp_path: Path, warm: None) -> None:
     words = ["train", "digits", *SMALL, "--procs", "2", "--run", "run"]
     output, loaded = run_and_look(LOOK, sys.executable, *words, cwd=tmp_path)
     assert "torch.distributed.elastic" in loaded
@@ -138,9 +125,5 @@ def test_a_launcher_computes_nothing_and_is_counted_too(
     for rank in range(2):
         (event,) = first_steps(tmp_path / "run", rank)
         assert event["since"] == "command"
-        assert list(event["parts"])[:3] == [
-            "launcher",
-            "python and torch",
-            "rendezvous",
-        ]
+        assert list(event["parts"])[:3] == ["launcher", "python and torch", "rendezvous"]
     assert output.count(" after the command: launcher ") == 1

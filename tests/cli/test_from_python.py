@@ -82,9 +82,7 @@ def run(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.world_size(2)
-def test_a_script_trains_its_own_task_and_evaluates_it(
-    tmp_path: Path, warm: None
-) -> None:
+def test_a_script_trains_its_own_task_and_evaluates_it(tmp_path: Path, warm: None) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = run(tmp_path, "script.py", "2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -92,11 +90,7 @@ def test_a_script_trains_its_own_task_and_evaluates_it(
     result: dict[str, Any] = json.loads(found)
     assert "script.py:Mine on 2 ranks (cpu, gloo)" in shown
     assert result["is_unchanged"]
-    assert (result["run"], result["lr"], result["shape"]) == (
-        "runs/mine",
-        [0.05],
-        [2, 10],
-    )
+    assert (result["run"], result["lr"], result["shape"]) == ("runs/mine", [0.05], [2, 10])
     assert {"start", "evaluation", "checkpoint", "end"} <= set(result["kinds"])
     assert Path(result["best"]).name == "step-00000004"
     failure = result["failure"]
@@ -105,43 +99,20 @@ def test_a_script_trains_its_own_task_and_evaluates_it(
     assert 'raise ValueError("label 7 is out of range")' in failure["notes"][0]
     for procs in ("1", "2"):
         evaluated = run(
-            tmp_path,
-            "-m",
-            "drumline",
-            "evaluate",
-            "runs/mine",
-            "--json",
-            "--procs",
-            procs,
+            tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--json", "--procs", procs
         )
         assert evaluated.returncode == 0, evaluated.stderr
         assert json.loads(evaluated.stdout)["metrics"] == result["metrics"]
     (tmp_path / "runs/mine/checkpoints/step-00000004/model.safetensors").unlink()
     people = run(
-        tmp_path,
-        "-m",
-        "drumline",
-        "evaluate",
-        "runs/mine",
-        "--procs",
-        "2",
-        "--which",
-        "last",
+        tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--procs", "2", "--which", "last"
     )
     skipped = "step-00000004 was skipped: model.safetensors is missing; step-00000003 is used as the last checkpoint\n"
     assert people.stderr == f"drumline: {skipped}"
     assert people.stdout.startswith("step 3: 360 samples on 2 ranks in ")
     assert "\n  loss         " in people.stdout
     missing = run(
-        tmp_path,
-        "-m",
-        "drumline",
-        "evaluate",
-        "runs/mine",
-        "--which",
-        "9",
-        "--procs",
-        "1",
+        tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--which", "9", "--procs", "1"
     )
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "runs/mine has no checkpoint of step 9" in missing.stderr

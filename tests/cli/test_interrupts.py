@@ -48,9 +48,7 @@ if "drumline" in sys.orig_argv:
 def start(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     (folder / "site").mkdir(exist_ok=True)
     (folder / "site" / "sitecustomize.py").write_text(DROPS_WHAT_IS_RAISED)
-    path = os.pathsep.join(
-        [str(ROOT), *([str(folder / "site")] if environment else [])]
-    )
+    path = os.pathsep.join([str(ROOT), *([str(folder / "site")] if environment else [])])
     command = [
         sys.executable,
         "-m",
@@ -133,9 +131,7 @@ POINTS: dict[str, Callable[[int], bool]] = {
     "the guard is there": lambda pid: bool(descendants(pid)),
     "torch is being loaded": lambda pid: has_loaded(pid, "libtorch_cpu"),
     "ranks are there": lambda pid: len(ranks_of(pid)) >= 2,
-    "ranks load torch": lambda pid: any(
-        has_loaded(rank, "libtorch_cpu") for rank in ranks_of(pid)
-    ),
+    "ranks load torch": lambda pid: any(has_loaded(rank, "libtorch_cpu") for rank in ranks_of(pid)),
 }
 
 

@@ -108,15 +108,9 @@ def test_a_machine_without_jobs(state: Path, capfd: pytest.CaptureFixture[str]) 
     ("words", "message"),
     [
         (["attach"], "no JOB was given"),
-        (
-            ["stop", "../x"],
-            "'../x' is not a job's name (letters a to z, digits and dashes)",
-        ),
+        (["stop", "../x"], "'../x' is not a job's name (letters a to z, digits and dashes)"),
         (["stop", "digits-1a2b3c"], "there is no job digits-1a2b3c on localhost"),
-        (
-            ["jobs", "--hosts", "a", "--hostfile", "b"],
-            "--hosts and --hostfile exclude each other",
-        ),
+        (["jobs", "--hosts", "a", "--hostfile", "b"], "--hosts and --hostfile exclude each other"),
     ],
 )
 def test_wrong_commands(
@@ -163,34 +157,18 @@ def test_a_job_ends_where_nothing_can_be_written(tmp_path: Path) -> None:
     words = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", FULL]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)}
     done = subprocess.run(
-        [*words, str(tmp_path)],
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
+        [*words, str(tmp_path)], env=variables, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "No space left on device" in done.stdout
 
 
-def test_a_full_disk_whose_file_system_has_no_fallocate_keeps_the_state(
-    tmp_path: Path,
-) -> None:
+def test_a_full_disk_whose_file_system_has_no_fallocate_keeps_the_state(tmp_path: Path) -> None:
     """As NFS; ramfs itself is never full."""
     if why := missing():
         pytest.skip(why)
     script = f'mount -t ramfs ramfs {tmp_path} && exec "$@"'
-    words = [
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        script,
-        "sh",
-        sys.executable,
-        "-c",
-        WRITE_AGAIN,
-    ]
+    words = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", WRITE_AGAIN]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([*words, str(tmp_path)], env=variables, check=True)
 
@@ -208,12 +186,8 @@ def test_a_damaged_job_is_named_beside_the_others_and_can_be_stopped(
     assert "digits-1a2b3c  damaged" in printed.out
     assert "sound          down" in printed.out
     damaged, other = printed.err.splitlines()
-    assert damaged.startswith(
-        f"drumline: localhost: warning: {unreadable.path} cannot be read: "
-    )
-    assert other.startswith(
-        f"drumline: localhost: warning: {folder.path}/state.json is damaged: "
-    )
+    assert damaged.startswith(f"drumline: localhost: warning: {unreadable.path} cannot be read: ")
+    assert other.startswith(f"drumline: localhost: warning: {folder.path}/state.json is damaged: ")
     assert other.endswith("; stop the job, and launch it again")
 
     assert main(["stop", "digits-1a2b3c"]) == 0
@@ -222,13 +196,8 @@ def test_a_damaged_job_is_named_beside_the_others_and_can_be_stopped(
 
 @pytest.mark.parametrize("verb", ["attach", "stop"])
 def test_what_they_print_has_the_format_of_the_log(
-    state: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    verb: str,
+    state: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.setenv("DRUMLINE_LOG_FORMAT", "xml")
     assert main([verb, "digits-1a2b3c"]) == 2
-    assert (
-        "DRUMLINE_LOG_FORMAT is 'xml': it takes text or json" in capfd.readouterr().err
-    )
+    assert "DRUMLINE_LOG_FORMAT is 'xml': it takes text or json" in capfd.readouterr().err

@@ -14,32 +14,17 @@ from pathlib import Path
 import pytest
 
 from drumline.launch import keep_going
-from drumline.launch.keep_going import (
-    MIN_BYTES,
-    has_space,
-    needed_bytes,
-    waiting_sentence,
-)
+from drumline.launch.keep_going import MIN_BYTES, has_space, needed_bytes, waiting_sentence
 from drumline.runs.events import read_events
 from tests.cli.test_launch_command import launch
 from tests.cli.test_preempt_command import pid_of_rank
 
 ROOT = Path(__file__).parents[2]
-TRAIN = (
-    "digits",
-    "--model.widths",
-    "8",
-    "--train.epochs",
-    "5000",
-    "--log.every_steps",
-    "1",
-)
+TRAIN = ("digits", "--model.widths", "8", "--train.epochs", "5000", "--log.every_steps", "1")
 LIMIT_S = 120.0
 
 
-def wait_for(
-    what: Callable[[], object], job: subprocess.Popen[bytes], screen: Path
-) -> None:
+def wait_for(what: Callable[[], object], job: subprocess.Popen[bytes], screen: Path) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not what():
         assert job.poll() is None, screen.read_text()
@@ -49,11 +34,7 @@ def wait_for(
 
 def num_starts(run: Path) -> int:
     file = run / "events" / "rank-00000.jsonl"
-    return (
-        sum(event["kind"] == "start" for event in read_events(file))
-        if file.exists()
-        else 0
-    )
+    return sum(event["kind"] == "start" for event in read_events(file)) if file.exists() else 0
 
 
 def fill(disk: Path) -> Path:
@@ -73,16 +54,7 @@ def test_a_launch_keeps_going_until_it_is_asked_to_stop(
     disk = small_disk("size=24m")
     run = disk / "run"
     screen = tmp_path / "screen"
-    command = [
-        sys.executable,
-        "-m",
-        "drumline",
-        "launch",
-        "--keep-going",
-        "--procs",
-        "2",
-        *TRAIN,
-    ]
+    command = [sys.executable, "-m", "drumline", "launch", "--keep-going", "--procs", "2", *TRAIN]
     command += ["--run", str(run), "--checkpoint.every_steps", "20"]
     with screen.open("wb") as file:
         job = subprocess.Popen(
@@ -106,9 +78,7 @@ def test_a_launch_keeps_going_until_it_is_asked_to_stop(
         assert "restarting the ranks" not in text, "it is no restart"
 
         filler = fill(disk)
-        wait_for(
-            lambda: " is full; the run resumes when " in screen.read_text(), job, screen
-        )
+        wait_for(lambda: " is full; the run resumes when " in screen.read_text(), job, screen)
         time.sleep(0.5)
         assert num_starts(run) == 2, "not before there is space"
         filler.unlink()
@@ -122,9 +92,7 @@ def test_a_launch_keeps_going_until_it_is_asked_to_stop(
         job.wait()
 
 
-def test_a_disk_has_space_when_a_checkpoint_fits(
-    small_disk: Callable[..., Path],
-) -> None:
+def test_a_disk_has_space_when_a_checkpoint_fits(small_disk: Callable[..., Path]) -> None:
     disk = small_disk("size=4m")
     assert needed_bytes(None) == needed_bytes(disk) == MIN_BYTES
     checkpoint = disk / "checkpoints" / "step-00000001"
@@ -144,9 +112,7 @@ def test_a_probe_for_space_leaves_no_file_when_it_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[list[Path]] = []
-    monkeypatch.setattr(
-        os, "posix_fallocate", lambda *_: left.append(list(tmp_path.iterdir()))
-    )
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: left.append(list(tmp_path.iterdir())))
     assert has_space(tmp_path, 1)
     assert left == [[]], "it has no name while it is filled"
 
@@ -177,9 +143,7 @@ def test_what_is_waited_for_is_named(
         (["--slurm", "digits"], "--keep-going: is not for --slurm"),
     ],
 )
-def test_where_it_cannot_help_it_is_refused(
-    tmp_path: Path, words: list[str], message: str
-) -> None:
+def test_where_it_cannot_help_it_is_refused(tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "train.py").touch()
     code, _, errors = launch("--keep-going", *words, cwd=tmp_path)
     assert code == 2

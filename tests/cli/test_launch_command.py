@@ -73,9 +73,7 @@ while "fail-once" in sys.argv and not (folder / "1-1.json").exists():
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     # of this process
     ours = ("DATASET_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ours
-    }
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
     return subprocess.Popen(
         [sys.executable, "-m", "drumline", "launch", *arguments],
         cwd=cwd,
@@ -94,10 +92,7 @@ def finish(*started: subprocess.Popen[str]) -> list[tuple[int, str, str]]:
         for process in started:
             process.kill()
             process.wait()
-    return [
-        (process.returncode, *texts)
-        for process, texts in zip(started, ended, strict=True)
-    ]
+    return [(process.returncode, *texts) for process, texts in zip(started, ended, strict=True)]
 
 
 def launch(*arguments: str, cwd: Path) -> tuple[int, str, str]:
@@ -106,10 +101,7 @@ def launch(*arguments: str, cwd: Path) -> tuple[int, str, str]:
 
 def said(folder: Path) -> dict[str, dict[str, Any]]:
     """What each start of each rank wrote down, by `RANK-START`."""
-    return {
-        path.stem: json.loads(path.read_text())
-        for path in sorted(folder.glob("*.json"))
-    }
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 @pytest.fixture(name="script")
@@ -118,9 +110,7 @@ def make_script(tmp_path: Path) -> str:
     return "script.py"
 
 
-def env_file(
-    folder: Path, name: str, *, nodes: int, rank: int, port: int, more: str = ""
-) -> str:
+def env_file(folder: Path, name: str, *, nodes: int, rank: int, port: int, more: str = "") -> str:
     (folder / name).write_text(
         f"NUMBER_OF_NODES={nodes}\nNODE_RANK={rank}\nNUMBER_OF_GPUS=1\nMASTER_ADDR=127.0.0.1\nMASTER_PORT={port}\n"
         f"DDP_TIMEOUT_SECONDS=77\n{more}"
@@ -128,16 +118,12 @@ def env_file(
     return name
 
 
-def test_a_script_runs_on_two_ranks_with_its_own_arguments(
-    tmp_path: Path, script: str
-) -> None:
+def test_a_script_runs_on_two_ranks_with_its_own_arguments(tmp_path: Path, script: str) -> None:
     # as nohup does it: the end of a terminal is not heeded
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     arguments = ["--procs", "9", "--", "hang-up"]
     try:
-        code, _, errors = launch(
-            "--procs", "2", script, str(tmp_path), *arguments, cwd=tmp_path
-        )
+        code, _, errors = launch("--procs", "2", script, str(tmp_path), *arguments, cwd=tmp_path)
     finally:
         signal.signal(signal.SIGHUP, before)
     assert (code, errors) == (0, "")
@@ -160,12 +146,8 @@ def test_a_script_runs_on_two_ranks_with_its_own_arguments(
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_failing_script_ends_with_its_code_and_is_named(
-    tmp_path: Path, script: str
-) -> None:
-    code, _, errors = launch(
-        "--procs", "2", script, str(tmp_path), "fail", cwd=tmp_path
-    )
+def test_a_failing_script_ends_with_its_code_and_is_named(tmp_path: Path, script: str) -> None:
+    code, _, errors = launch("--procs", "2", script, str(tmp_path), "fail", cwd=tmp_path)
     assert code == 7
     assert (
         errors
@@ -175,18 +157,14 @@ def test_a_failing_script_ends_with_its_code_and_is_named(
 
 @pytest.mark.usefixtures("warm")
 def test_a_task_that_cannot_start_is_not_started_again(tmp_path: Path) -> None:
-    code, _, errors = launch(
-        "--procs", "1", "cifar10", "--data.dir", "nowhere", cwd=tmp_path
-    )
+    code, _, errors = launch("--procs", "1", "cifar10", "--data.dir", "nowhere", cwd=tmp_path)
     assert code == 3, errors
     assert errors.count("nowhere") == 1
     assert "restarting the ranks" not in errors
 
 
 @pytest.mark.usefixtures("warm")
-def test_two_nodes_started_by_hand_and_a_restart_of_both(
-    tmp_path: Path, script: str
-) -> None:
+def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script: str) -> None:
     port = free_port()
     # The node with rank 1 first: people start them in any order.
     nodes = [
@@ -212,9 +190,7 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(
     assert {words["NOTE"] for words in text.values()} == {"a secret"}
     assert all(words["GROUP_RANK"] == words["RANK"] for words in text.values())
     outputs = [output for _, output, _ in ended]
-    assert outputs == [
-        f"drumline: node {rank} of 2 joins at 127.0.0.1:{port}\n" for rank in (1, 0)
-    ]
+    assert outputs == [f"drumline: node {rank} of 2 joins at 127.0.0.1:{port}\n" for rank in (1, 0)]
     # Forked with torch loaded, a launcher could not tell PyTorch's store to keep quiet about lost
     # connections.
     own = [
@@ -238,29 +214,19 @@ def test_a_node_that_fails_is_named_on_the_other_node(tmp_path: Path) -> None:
         "if os.environ['RANK'] == '1':\n    Path('up').touch()\n    time.sleep(600)\n"
         "while not Path('up').exists():\n    time.sleep(0.05)\nsys.exit(7)\n"
     )
-    files = [
-        env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port)
-        for rank in range(2)
-    ]
+    files = [env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port) for rank in range(2)]
     nodes = [start("--env-file", file, "apart.py", cwd=tmp_path) for file in files]
     (first, _, said_first), (second, _, said_second) = finish(*nodes)
     assert (first, second) == (7, 1), said_first + said_second
     name = f"node 0 ({socket.gethostname()})"
-    assert (
-        f"drumline: error: {name} ended the job: rank 0 failed (exit code 7)\n"
-        in said_second
-    )
+    assert f"drumline: error: {name} ended the job: rank 0 failed (exit code 7)\n" in said_second
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_first_node_whose_port_is_taken_reports_it(
-    tmp_path: Path, script: str
-) -> None:
+def test_a_first_node_whose_port_is_taken_reports_it(tmp_path: Path, script: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         file = env_file(tmp_path, ".env", nodes=2, rank=0, port=taken.getsockname()[1])
-        code, _, errors = launch(
-            "--env-file", file, script, str(tmp_path), cwd=tmp_path
-        )
+        code, _, errors = launch("--env-file", file, script, str(tmp_path), cwd=tmp_path)
     assert code == 3, errors
     assert f"of {socket.gethostname()} is in use" in errors
     assert (
@@ -299,9 +265,7 @@ def test_a_task_on_two_nodes_loses_a_rank_and_resumes(tmp_path: Path) -> None:
     ]
     ended = finish(*nodes)
     assert [code for code, *_ in ended] == [0, 0], ended
-    assert "on 2 ranks" in ended[0][1], (
-        "rank 0, which speaks, is on the node with NODE_RANK 0"
-    )
+    assert "on 2 ranks" in ended[0][1], "rank 0, which speaks, is on the node with NODE_RANK 0"
     run = tmp_path / "out" / "DiesOnce"
     assert f"resumed at step 2 from {run}" in ended[0][1]
     assert "(restart 1 of 3); they resume from the newest checkpoint" in ended[1][2]
@@ -319,12 +283,7 @@ def test_print_starts_nothing_and_shows_no_secret(
         "--rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1 -- gone.py 'a b'\n"
     )
     file = env_file(
-        tmp_path,
-        ".env",
-        nodes=2,
-        rank=1,
-        port=29500,
-        more="API_KEY=hunter2\nDATASET_DIR=/d\n",
+        tmp_path, ".env", nodes=2, rank=1, port=29500, more="API_KEY=hunter2\nDATASET_DIR=/d\n"
     )
     assert main(["launch", "--env-file", file, "--print", "digits"]) == 0
     assert capsys.readouterr().out == (
@@ -359,19 +318,7 @@ def test_print_starts_nothing_and_shows_no_secret(
     assert " --rdzv-conf is_host=false,last_call_timeout=9 " in printed
     (tmp_path / "hosts").write_text("me@a slots=2\nb\n")
     assert (
-        main(
-            [
-                "launch",
-                "--hostfile",
-                "hosts",
-                "--print",
-                "--procs",
-                "4",
-                "--port",
-                "5",
-                "x.py",
-            ]
-        )
+        main(["launch", "--hostfile", "hosts", "--print", "--procs", "4", "--port", "5", "x.py"])
         == 0
     )
     lines = capsys.readouterr().out.splitlines()
@@ -387,11 +334,7 @@ def test_a_printed_line_runs(tmp_path: Path, script: str) -> None:
     _, line, _ = launch("--print", "--procs", "2", script, str(tmp_path), cwd=tmp_path)
     typed = line.replace("torchrun", f"{sys.executable} -m torch.distributed.run", 1)
     subprocess.run(
-        ["bash", "-c", typed],
-        cwd=tmp_path,
-        check=True,
-        timeout=100,
-        capture_output=True,
+        ["bash", "-c", typed], cwd=tmp_path, check=True, timeout=100, capture_output=True
     )
     assert said(tmp_path).keys() == {"0-0", "1-0"}
 
@@ -426,16 +369,7 @@ def test_a_pod_template_is_merged_into_the_manifest(
     monkeypatch.setenv("TOKEN", "$(HOME)")
     Path("pod.yaml").write_text("spec: {priorityClassName: low}\n")
     words = ["launch", "--kubernetes", "--image", "i", "--pod-template", "pod.yaml"]
-    words += [
-        "--node-selector",
-        "zone=a",
-        "--env",
-        "TOKEN",
-        "--env",
-        "A=b=c",
-        "--grace",
-        "200.5",
-    ]
+    words += ["--node-selector", "zone=a", "--env", "TOKEN", "--env", "A=b=c", "--grace", "200.5"]
     assert main([*words, "digits"]) == 0
     printed = capsys.readouterr().out
     for part in (
@@ -484,9 +418,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
     (tools / "kubectl").chmod(0o755)
     assert main([*words, "i", "--out", "job.yaml", "digits"]) == 0
     assert (tmp_path / "words").read_text() == "apply -f -\n", "one pod needs no secret"
-    assert (tmp_path / "applied.yaml").read_text() == (
-        tmp_path / "job.yaml"
-    ).read_text()
+    assert (tmp_path / "applied.yaml").read_text() == (tmp_path / "job.yaml").read_text()
     assert main([*words, "wrong", "digits"]) == 3
     assert "kubectl refused the manifest (exit code 4)" in capfd.readouterr().err
 
@@ -512,9 +444,7 @@ def test_the_secret_is_created_before_the_manifest_is_applied_and_only_once(
     assert main(words) == 0
     get = "get secret digits-secret --namespace team --ignore-not-found -o name\n"
     create = "create --namespace team -f -\n"
-    assert (
-        tmp_path / "words"
-    ).read_text() == f"{get}{create}apply -f -\n{get}apply -f -\n"
+    assert (tmp_path / "words").read_text() == f"{get}{create}apply -f -\n{get}apply -f -\n"
     secret = json.loads((tmp_path / "secret.json").read_text())
     assert secret["metadata"] == {"name": "digits-secret"}
     value = secret["stringData"]["secret"]
@@ -536,14 +466,8 @@ def test_the_secret_is_created_before_the_manifest_is_applied_and_only_once(
                 "  try: drumline launch --procs N digits"
             ],
         ),
-        (
-            ["--optim.lr", "1", "digits"],
-            ["--optim.lr: a setting of the task goes after its name"],
-        ),
-        (
-            ["--prcs", "2", "digits"],
-            ["1 problem", "--prcs: unknown flag; did you mean '--procs'?"],
-        ),
+        (["--optim.lr", "1", "digits"], ["--optim.lr: a setting of the task goes after its name"]),
+        (["--prcs", "2", "digits"], ["1 problem", "--prcs: unknown flag; did you mean '--procs'?"]),
         (["--prcs", "digits"], ["1 problem", "did you mean '--procs'?"]),
         (["--hosts", "a,b", "x.py"], ["there is no file x.py (looked in "]),
         (
@@ -562,10 +486,7 @@ def test_the_secret_is_created_before_the_manifest_is_applied_and_only_once(
             ["--ssh", "'", "--hosts", "a", "digits"],
             ['--ssh "\'" cannot be read: No closing quotation'],
         ),
-        (
-            ["--sync", "--env", "A", "digits"],
-            ["--env: needs --hosts", "--sync: needs --hosts"],
-        ),
+        (["--sync", "--env", "A", "digits"], ["--env: needs --hosts", "--sync: needs --hosts"]),
         (
             ["--hosts", "a", "--env-file", "e", "--print", "x.py"],
             ["--env-file and --hosts exclude each other"],
@@ -625,17 +546,7 @@ def test_the_secret_is_created_before_the_manifest_is_applied_and_only_once(
             ],
         ),
         (
-            [
-                "--kubernetes",
-                "--image",
-                "i",
-                "--efa",
-                "--pvc",
-                "a:b",
-                "--env",
-                "RANK=1",
-                "x.py",
-            ],
+            ["--kubernetes", "--image", "i", "--efa", "--pvc", "a:b", "--env", "RANK=1", "x.py"],
             [
                 "--efa: needs the number of adapters of a pod, as in --efa 4",
                 "--pvc: 'a:b' is not NAME or NAME:/PATH",
@@ -644,10 +555,7 @@ def test_the_secret_is_created_before_the_manifest_is_applied_and_only_once(
         ),
         (
             ["--kubernetes", "--image", "i", "--queue", "A", "--api", "v2", "x.py"],
-            [
-                "--queue: 'A' is not a Kubernetes name",
-                "--api: 'v2' is not one of job, jobset",
-            ],
+            ["--queue: 'A' is not a Kubernetes name", "--api: 'v2' is not one of job, jobset"],
         ),
         (
             ["--kubernetes", "--image", "i", "--join-timeout", "9", "x.py"],
@@ -678,23 +586,16 @@ def test_the_secret_is_created_before_the_manifest_is_applied_and_only_once(
         (["--on-hang", "stop", "--print", "x.py"], ["--on-hang: needs --watch"]),
         (
             ["--watch", "--print", "x.py"],
-            [
-                "--print: shows torchrun alone, which does not watch a script; leave --watch out"
-            ],
+            ["--print: shows torchrun alone, which does not watch a script; leave --watch out"],
         ),
-        (
-            ["--watch", "--kubernetes", "--image", "i", "x.py"],
-            ["--watch: is not for --kubernetes"],
-        ),
+        (["--watch", "--kubernetes", "--image", "i", "x.py"], ["--watch: is not for --kubernetes"]),
         (
             ["--watch", "--hang-after", "0", "--on-hang", "wait", "x.py"],
             ["--hang-after", "--on-hang"],
         ),
         (
             ["--profile", "9:12", "digits"],
-            [
-                "--profile: is for scripts; give --log.profile FIRST:LAST after the name of"
-            ],
+            ["--profile: is for scripts; give --log.profile FIRST:LAST after the name of"],
         ),
         (
             ["--profile-to", "d", "--profile-only", "x.py"],
@@ -725,18 +626,12 @@ def test_what_is_wrong_is_reported(
 def test_under_a_launcher_it_does_not_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in {
-        "RANK": 0,
-        "WORLD_SIZE": 1,
-        "LOCAL_RANK": 0,
-        "MASTER_PORT": 1,
-    }.items():
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "a")
     assert main(["launch", "digits"]) == 2
     assert (
-        "is run once, but a launcher has started this process as a rank"
-        in capsys.readouterr().err
+        "is run once, but a launcher has started this process as a rank" in capsys.readouterr().err
     )
 
 
@@ -763,11 +658,7 @@ def test_flags_of_the_launch_end_at_the_first_word(
 
 @pytest.mark.parametrize(
     ("target", "name"),
-    [
-        ("examples/own_loop.py", "own-loop"),
-        ("my.py:MyTask", "mytask"),
-        ("digits", "digits"),
-    ],
+    [("examples/own_loop.py", "own-loop"), ("my.py:MyTask", "mytask"), ("digits", "digits")],
 )
 def test_a_job_is_named_after_what_it_runs(target: str, name: str) -> None:
     assert LaunchRequest(FlagValues(), target, []).name == name
@@ -779,14 +670,7 @@ def test_a_job_is_named_after_what_it_runs(target: str, name: str) -> None:
         (["--hosts", "ignored:8"], "--hosts 'me@a,[fd00::1]'"),
         (["--hostfile", "my hosts"], "--hostfile '/code/my hosts'"),
         (
-            [
-                "--hosts",
-                "a",
-                "--ssh",
-                "ssh -o 'User={me}'",
-                "--python",
-                "/venv/bin/python",
-            ],
+            ["--hosts", "a", "--ssh", "ssh -o 'User={me}'", "--python", "/venv/bin/python"],
             "--hosts 'me@a,[fd00::1]' --ssh 'ssh -o '\"'\"'User={me}'\"'\"'' --python /venv/bin/python",
         ),
     ],
@@ -813,19 +697,12 @@ def test_help_has_every_flag_below_its_place_and_fits_a_terminal(
     assert main(["launch", "--help"]) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
-    begins = [
-        line.split()[0] for line in printed.splitlines() if line.startswith("  --")
-    ]
+    begins = [line.split()[0] for line in printed.splitlines() if line.startswith("  --")]
     assert set(begins) == {f"--{name}" for name in OWN_FLAGS}
     # Of pods it is a number, of ParallelCluster a switch.
     assert [name for name, count in Counter(begins).items() if count > 1] == ["--efa"]
     assert (
-        printed.index("\nSlurm ")
-        < printed.index("  --partition")
-        < printed.index("\nKubernetes ")
+        printed.index("\nSlurm ") < printed.index("  --partition") < printed.index("\nKubernetes ")
     )
     text = " ".join(printed.split())
-    assert (
-        "[3 for a task, which resumes from its newest checkpoint; 0 for a script"
-        in text
-    )
+    assert "[3 for a task, which resumes from its newest checkpoint; 0 for a script" in text

@@ -39,10 +39,7 @@ def linted(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "drumline", "lint", *arguments],
         cwd=cwd,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (block, ROOT, LINTER))),
-        },
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (block, ROOT, LINTER)))},
         capture_output=True,
         text=True,
         check=False,
@@ -52,12 +49,9 @@ def linted(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def messages_of(*scripts: str) -> list[str]:
     readings = [
-        read_bytes(Path(f"{number}.sh"), text.encode())
-        for number, text in enumerate(scripts)
+        read_bytes(Path(f"{number}.sh"), text.encode()) for number, text in enumerate(scripts)
     ]
-    return [
-        f"{finding.rule} {finding.message}" for finding in report_of(readings).findings
-    ]
+    return [f"{finding.rule} {finding.message}" for finding in report_of(readings).findings]
 
 
 def report_of(readings: list) -> Report:  # type: ignore[type-arg]
@@ -65,9 +59,7 @@ def report_of(readings: list) -> Report:  # type: ignore[type-arg]
     return check(readings, rules, Settings(chosen=frozenset(rules)))
 
 
-def test_without_the_linter_the_verb_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_linter_the_verb_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "drumline_lint", None)
     with pytest.raises(UsageError) as error:
         lint_command.run(["."])
@@ -92,9 +84,7 @@ def test_the_verb_is_the_linter(tmp_path: Path) -> None:
     assert linted("train.py", "--exit-zero", cwd=tmp_path).returncode == 0
 
 
-def test_the_verb_has_its_own_name_in_help_and_errors(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_verb_has_its_own_name_in_help_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", "--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: drumline lint PATH")
     assert main(["lint", "--formt"]) == 2
@@ -126,17 +116,11 @@ def test_the_benchmark_reads_what_it_generates(tmp_path: Path) -> None:
 )
 def test_our_own_code_is_clean(folder: str) -> None:
     planted = ROOT / "benchmarks/planted"  # mistakes are what these jobs are for
-    files = [
-        path
-        for path in find_files([ROOT / folder]).files
-        if planted not in path.parents
-    ]
+    files = [path for path in find_files([ROOT / folder]).files if planted not in path.parents]
     assert len(files) > 3
     report = report_of(read_all(files))
     assert not report.problems
-    bad = [
-        finding for finding in report.findings if finding.severity is not Severity.NOTE
-    ]
+    bad = [finding for finding in report.findings if finding.severity is not Severity.NOTE]
     assert [f"{finding.place} {finding.rule}" for finding in bad] == []
 
 
@@ -146,9 +130,7 @@ def test_commands_on_our_pages_are_clean() -> None:
         for page in PAGES
         if page.name != "lint.md"
         for block in re.findall(
-            r"^```(?:sh|bash|console|text)\n(.*?)^```",
-            page.read_text(),
-            re.DOTALL | re.MULTILINE,
+            r"^```(?:sh|bash|console|text)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
         )
         # A script that a command prints is a file of its own.
         for part in re.split(r"^(?=#!/)", block, flags=re.MULTILINE)
@@ -160,9 +142,7 @@ def test_commands_on_our_pages_are_clean() -> None:
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_what_our_launchers_write_is_clean(num_nodes: int) -> None:
     node = NodePlan(
-        num_nodes=num_nodes,
-        num_procs=8,
-        endpoint="node-a:29500" if num_nodes > 1 else "",
+        num_nodes=num_nodes, num_procs=8, endpoint="node-a:29500" if num_nodes > 1 else ""
     )
     line = " ".join(torchrun_command(node, Program(("train.py",))))
     command = ["drumline", "launch", "--srun", "--procs", "8", "digits"]

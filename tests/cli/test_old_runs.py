@@ -24,14 +24,7 @@ from drumline.training.saved.saved_run import find_checkpoint
 
 pytestmark = pytest.mark.usefixtures("warm")
 DATA = Path(__file__).parents[1] / "data"
-FLAGS = [
-    "--train.epochs",
-    "4",
-    "--train.batch_size",
-    "8",
-    "--checkpoint.every_steps",
-    "5",
-]
+FLAGS = ["--train.epochs", "4", "--train.batch_size", "8", "--checkpoint.every_steps", "5"]
 FLAGS += ["--optim.name", "adamw", "--optim.lr", "0.01"]
 
 
@@ -45,9 +38,7 @@ def drumline(*arguments: str, cwd: Path) -> str:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    model = nn.Sequential(
-        nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2)
-    ).double()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2)).double()
     assert load_checkpoint(run, model)["step"] == 20
     return model.state_dict()
 
@@ -65,9 +56,7 @@ def test_a_run_of_version_0_1_is_verified_and_resumed(tmp_path: Path) -> None:
     torch.testing.assert_close(old, new)
 
 
-def test_the_best_of_version_0_1_is_known_from_the_end_of_the_run(
-    tmp_path: Path,
-) -> None:
+def test_the_best_of_version_0_1_is_known_from_the_end_of_the_run(tmp_path: Path) -> None:
     run = tmp_path / "old"
     shutil.copytree(DATA / "run-0.1", run)
     end_at(5, run)  # and resumed with more steps, then killed
@@ -78,15 +67,9 @@ def test_the_best_of_version_0_1_is_known_from_the_end_of_the_run(
         'run\n  try: choose the last (--which last, which="last"), or one by its step'
     )
     end_at(10, run)
-    assert (
-        find_checkpoint(run, "best")
-        == find_checkpoint(run, "last")
-        == find_checkpoint(run, 10)
-    )
+    assert find_checkpoint(run, "best") == find_checkpoint(run, "last") == find_checkpoint(run, 10)
 
 
 def end_at(step: int, run: Path) -> None:
     with (run / "events" / "rank-00000.jsonl").open("a") as events:
-        events.write(
-            json.dumps({"kind": "end", "step": step, "best_step": step}) + "\n"
-        )
+        events.write(json.dumps({"kind": "end", "step": step, "best_step": step}) + "\n")

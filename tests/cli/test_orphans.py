@@ -45,17 +45,7 @@ def test_ranks_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -> 
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     launcher = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "drumline",
-            "launch",
-            "--grace",
-            "1",
-            "--procs",
-            "2",
-            "script.py",
-        ],
+        [sys.executable, "-m", "drumline", "launch", "--grace", "1", "--procs", "2", "script.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
@@ -67,11 +57,7 @@ def test_ranks_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -> 
         assert len(set(lines)) == 1, lines
         job, place = lines[0].split()
         folder = Path(place)
-        assert (
-            folder.stat().st_mode & 0o777
-            == folder.parent.stat().st_mode & 0o777
-            == 0o700
-        )
+        assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777 == 0o700
         wait_until(lambda: len(job_processes(job)) == 4)
         launcher.send_signal(number)
         launcher.wait(60)
@@ -80,9 +66,7 @@ def test_ranks_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -> 
         left = {path.name for path in temporary.iterdir()} - {compile_cache}
         assert left == set(), "neither torch's agent nor ours leaves anything"
         # The guard of a launcher that was killed does it a moment later.
-        wait_until(
-            lambda: not list(folder.parent.parent.glob(f"drumline-watch-{job[:8]}-*"))
-        )
+        wait_until(lambda: not list(folder.parent.parent.glob(f"drumline-watch-{job[:8]}-*")))
     finally:
         launcher.stdout.close()
         launcher.kill()

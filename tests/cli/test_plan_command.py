@@ -13,16 +13,7 @@ from tests.cli.test_command import drumline, torch_blocked
 
 @pytest.mark.usefixtures("warm")
 def test_the_table_and_the_json_agree_and_nothing_is_left(tmp_path: Path) -> None:
-    words = [
-        "plan",
-        "synthetic",
-        "--model.widths",
-        "8",
-        "--world",
-        "1,2,128",
-        "--gpu",
-        "t4,0.5",
-    ]
+    words = ["plan", "synthetic", "--model.widths", "8", "--world", "1,2,128", "--gpu", "t4,0.5"]
     shown = drumline(*words, cwd=tmp_path)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     title, head, *rows = shown.stdout.splitlines()
@@ -45,8 +36,7 @@ def test_the_table_and_the_json_agree_and_nothing_is_left(tmp_path: Path) -> Non
         ["2", "32", "fsdp"],
     ]
     assert (
-        rows[4]
-        == "  128  a global batch of 64 cannot be split over 128 ranks: each needs a sample"
+        rows[4] == "  128  a global batch of 64 cannot be split over 128 ranks: each needs a sample"
     )
     assert [row.split() for row in rows[5:]] == [
         [],
@@ -63,10 +53,7 @@ def test_the_table_and_the_json_agree_and_nothing_is_left(tmp_path: Path) -> Non
         [2, "fsdp"],
     ]
     parts = ("parameters", "gradients", "optimizer", "activations", "communication")
-    assert all(
-        rank["total"] == sum(rank[part] for part in parts) > 0
-        for rank in document["ranks"]
-    )
+    assert all(rank["total"] == sum(rank[part] for part in parts) > 0 for rank in document["ranks"])
     assert document["gpus"][0]["modes"] == {"1": "ddp", "2": "ddp"}
     assert list(tmp_path.iterdir()) == []
 
@@ -74,13 +61,10 @@ def test_the_table_and_the_json_agree_and_nothing_is_left(tmp_path: Path) -> Non
 def test_wrong_commands_are_explained_before_torch_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = drumline(
-        "plan", "digits", "--gpu", "h1000", cwd=tmp_path, **torch_blocked(tmp_path)
+    first = drumline("plan", "digits", "--gpu", "h1000", cwd=tmp_path, **torch_blocked(tmp_path))
+    assert (first.returncode, "--gpu h1000: there is no such GPU" in first.stderr) == (2, True), (
+        first.stderr
     )
-    assert (first.returncode, "--gpu h1000: there is no such GPU" in first.stderr) == (
-        2,
-        True,
-    ), first.stderr
     for arguments, text in (
         (["plan"], "no TASK was given"),
         (["plan", "digits", "--world", "0"], "--world"),

@@ -32,9 +32,7 @@ HOOK = PlantedCase(
         ("larger batches", False),
     ],
 )
-def test_an_advice_names_a_bottleneck_by_a_word_or_a_line(
-    advice: str, named: bool
-) -> None:
+def test_an_advice_names_a_bottleneck_by_a_word_or_a_line(advice: str, named: bool) -> None:
     assert HOOK.is_named_by(advice) is named
 
 
@@ -43,15 +41,8 @@ def test_harmful_words_are_those_of_the_case() -> None:
     assert not HOOK.is_harmed_by("run the hook every 50 steps")
 
 
-def test_the_text_of_an_advice_has_all_its_fields_and_the_names_of_its_settings() -> (
-    None
-):
-    advice = {
-        "title": "a",
-        "settings": {"data.workers": "2"},
-        "gain_s": 0.1,
-        "more": ["c"],
-    }
+def test_the_text_of_an_advice_has_all_its_fields_and_the_names_of_its_settings() -> None:
+    advice = {"title": "a", "settings": {"data.workers": "2"}, "gain_s": 0.1, "more": ["c"]}
     assert text_of(advice) == "a data.workers 2 c"
 
 
@@ -95,14 +86,10 @@ def test_every_planted_line_is_in_its_file() -> None:
         assert case.is_healthy or case.where
         for place in case.where:
             file, number = place.split(":")
-            assert (
-                "# planted" in (OPEN / file).read_text().splitlines()[int(number) - 1]
-            ), place
+            assert "# planted" in (OPEN / file).read_text().splitlines()[int(number) - 1], place
 
 
-def test_the_open_half_has_twelve_bottlenecks_on_two_jobs_and_three_healthy_ones() -> (
-    None
-):
+def test_the_open_half_has_twelve_bottlenecks_on_two_jobs_and_three_healthy_ones() -> None:
     cases = select(read_cases(OPEN), [], "cpu")
     bottlenecks = [case.bottleneck for case in cases if not case.is_healthy]
     assert len(set(bottlenecks)) == 12

@@ -78,9 +78,7 @@ def is_open(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_launched_task_leaves_by_a_signal_to_one_rank_and_to_the_launcher(
-    tmp_path: Path,
-) -> None:
+def test_a_launched_task_leaves_by_a_signal_to_one_rank_and_to_the_launcher(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for told in ("rank", "launcher"):
         launcher = start(tmp_path, "launch", "--procs", "2", *TRAIN)
@@ -93,11 +91,7 @@ def test_a_launched_task_leaves_by_a_signal_to_one_rank_and_to_the_launcher(
         assert launcher.returncode == 75, (output, errors)
         assert errors == ""  # neither "interrupted" nor "restarting the ranks"
         marker = json.loads((run / "preempted.json").read_text())
-        assert (
-            (marker["signal"], marker["rank"]) == ("SIGUSR1", 1)
-            if told == "rank"
-            else "SIGTERM"
-        )
+        assert (marker["signal"], marker["rank"]) == ("SIGUSR1", 1) if told == "rank" else "SIGTERM"
         sentence = f"saved step {marker['step']}; rerun the same command to resume"
         assert output.count("preempted by ") == output.count(sentence) == 1
         assert (run / "checkpoints" / f"step-{marker['step']:08d}").is_dir()
@@ -149,15 +143,7 @@ def test_a_run_that_has_saved_is_preempted_whatever_its_mirror_or_its_ranks_do_t
     if rank_1_stays:
         (tmp_path / "rank-1-stays").touch()
     run = tmp_path / "run"
-    words = [
-        "--procs",
-        "2",
-        "stays.py:Stays",
-        "--run",
-        "run",
-        "--checkpoint.mirror",
-        bucket.url,
-    ]
+    words = ["--procs", "2", "stays.py:Stays", "--run", "run", "--checkpoint.mirror", bucket.url]
     grace_s = GRACE_S[verb]
     if verb == "launch":
         words = ["--grace", str(grace_s), *words]
@@ -177,8 +163,7 @@ def test_a_run_that_has_saved_is_preempted_whatever_its_mirror_or_its_ranks_do_t
     assert (run / "checkpoints" / f"step-{step:08d}" / "manifest.json").exists()
     assert output.count(f"saved step {step}; rerun the same command to resume") == 1
     assert (
-        f"the checkpoint of step {step} is not in the mirror {bucket.url}: "
-        in output + errors
+        f"the checkpoint of step {step} is not in the mirror {bucket.url}: " in output + errors
     ), (output, errors)
     named_as_ours = (
         f"drumline: rank 1 did not exit within {grace_s} s after SIGTERM, so the launcher killed them\n"
@@ -191,9 +176,7 @@ def test_a_run_that_has_saved_is_preempted_whatever_its_mirror_or_its_ranks_do_t
 
 def test_a_script_gets_the_signal_and_its_code_is_the_launchers(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    launcher = start(
-        tmp_path, "launch", "--procs", "2", "--max-restarts", "2", "script.py"
-    )
+    launcher = start(tmp_path, "launch", "--procs", "2", "--max-restarts", "2", "script.py")
     wait_for(launcher, lambda: len(list(tmp_path.glob("ready-*"))) == 2)
     launcher.send_signal(signal.SIGUSR1)
     output, errors = launcher.communicate(timeout=60)

@@ -41,21 +41,9 @@ atexit.register(lambda: print("in a group at exit:", dist.is_initialized()))
 
 @pytest.mark.world_size(2)
 @pytest.mark.usefixtures("warm")
-def test_steps_of_a_script_are_profiled_and_it_is_ended_after_them(
-    tmp_path: Path,
-) -> None:
+def test_steps_of_a_script_are_profiled_and_it_is_ended_after_them(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(AT_EXIT + SCRIPT)
-    words = [
-        "--procs",
-        "2",
-        "--steps",
-        "4",
-        "--run",
-        "profiled",
-        "--json",
-        "train.py",
-        "10000",
-    ]
+    words = ["--procs", "2", "--steps", "4", "--run", "profiled", "--json", "train.py", "10000"]
     found = drumline("profile", *words, cwd=tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "begins" in found.stderr
@@ -63,12 +51,7 @@ def test_steps_of_a_script_are_profiled_and_it_is_ended_after_them(
     # Python's exit would free it with threads in it, which sometimes aborts the process.
     assert found.stderr.count("in a group at exit: False") == 2
     result = json.loads(found.stdout)
-    assert (
-        result["task"],
-        result["first_step"],
-        result["num_steps"],
-        result["world_size"],
-    ) == (
+    assert (result["task"], result["first_step"], result["num_steps"], result["world_size"]) == (
         "train.py",
         10,
         4,
@@ -77,35 +60,20 @@ def test_steps_of_a_script_are_profiled_and_it_is_ended_after_them(
     assert [rank["critical_steps"] for rank in result["ranks"]] == [0, 4]
     assert sum(result["parts_s"].values()) == pytest.approx(result["step_s"], rel=0.02)
     assert result["parts_s"]["data"] > 0
-    assert (
-        result["bucket_cap_mb"],
-        [bucket["num_bytes"] for bucket in result["buckets"]],
-    ) == (
+    assert (result["bucket_cap_mb"], [bucket["num_bytes"] for bucket in result["buckets"]]) == (
         4,
         [65 * 8 * 4],
     )
     assert result["advice"][0]["bottleneck"] == "slow_rank"
     merged = tmp_path / "profiled/profile/merged.trace.json.gz"
-    assert [name.split(" on ")[0] for name in processes_of(merged)] == [
-        "rank 0",
-        "rank 1",
-    ]
+    assert [name.split(" on ")[0] for name in processes_of(merged)] == ["rank 0", "rank 1"]
 
 
 @pytest.mark.world_size(2)
 @pytest.mark.usefixtures("warm")
 def test_a_launched_script_continues_after_the_profiled_steps(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = [
-        "--procs",
-        "2",
-        "--profile",
-        "3:6",
-        "--profile-to",
-        "here",
-        "train.py",
-        "9",
-    ]
+    words = ["--procs", "2", "--profile", "3:6", "--profile-to", "here", "train.py", "9"]
     result = drumline("launch", *words, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("took 9 steps") == 2
@@ -118,16 +86,8 @@ def test_a_launched_script_continues_after_the_profiled_steps(tmp_path: Path) ->
 
 def measured_on(host: str, rank: int, gb_per_s: float) -> dict[str, Any]:
     """What `drumline doctor --hosts a,b --json` prints of a rank."""
-    numbers = {
-        "world_size": 2,
-        "all_reduce_bytes": 4 << 20,
-        "all_reduce_gb_per_s": gb_per_s,
-    }
-    result = {
-        "rank": rank,
-        "numbers": {**numbers, "all_reduce_latency_us": 80.2},
-        "findings": [],
-    }
+    numbers = {"world_size": 2, "all_reduce_bytes": 4 << 20, "all_reduce_gb_per_s": gb_per_s}
+    result = {"rank": rank, "numbers": {**numbers, "all_reduce_latency_us": 80.2}, "findings": []}
     return {"host": host, "rank": rank, "result": result}
 
 
@@ -142,9 +102,7 @@ def test_the_profile_of_a_folder_is_shown_again(
     )
     assert main(["profile", str(tmp_path), "--doctor", str(measured)]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith(
-        "profile of digits: steps 2 to 3, 2 ranks, cpu, gloo\nrank 1 is slow"
-    )
+    assert shown.startswith("profile of digits: steps 2 to 3, 2 ranks, cpu, gloo\nrank 1 is slow")
     assert "(53% of the network's)" in shown
     assert main(["profile", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["network_bytes_per_s"] == 1e8
@@ -169,14 +127,8 @@ WRONG = [
         ["profiled", "--optim.lr", "1"],
         "--optim.lr: is a setting of a task; arguments of a script go after its name, a run folder takes none",
     ),
-    (
-        ["profiled", "--steps", "3"],
-        "--steps: is for a new profile, but a run folder was given",
-    ),
-    (
-        ["--procs", "2", "profiled"],
-        "--procs: is for a new profile, but a run folder was given",
-    ),
+    (["profiled", "--steps", "3"], "--steps: is for a new profile, but a run folder was given"),
+    (["--procs", "2", "profiled"], "--procs: is for a new profile, but a run folder was given"),
     (["digits", "--no.such", "3"], "no.such"),
     (
         ["profiled", "--doctor", "none.json"],
@@ -226,10 +178,7 @@ def test_a_task_comes_before_a_folder_of_its_name_without_a_profile(
 
 def test_help_and_mistakes_need_no_torch(tmp_path: Path) -> None:
     shown = drumline("profile", "--help", cwd=tmp_path, **torch_blocked(tmp_path))
-    assert (
-        shown.returncode,
-        shown.stdout.startswith("usage: drumline profile TASK"),
-    ) == (
+    assert (shown.returncode, shown.stdout.startswith("usage: drumline profile TASK")) == (
         0,
         True,
     ), shown.stderr

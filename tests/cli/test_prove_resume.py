@@ -132,14 +132,9 @@ def test_a_built_in_task_on_two_ranks_is_proved(folder: Path) -> None:
     assert changed == "changed for the proof: checkpoint.every_steps 2 (it was 0)"
     assert reference == "reference: 2 ranks, 20 steps without a kill"
     assert all("trying again with an earlier one" in line for line in legs)
-    assert re.fullmatch(
-        r"leg 1: 2 ranks, killed with -9 .* step \d+ \(ranks 0, 1\)", leg_1
-    )
+    assert re.fullmatch(r"leg 1: 2 ranks, killed with -9 .* step \d+ \(ranks 0, 1\)", leg_1)
     assert re.fullmatch(r"leg 2: 2 ranks from step \d+, to the end", leg_2)
-    assert (
-        last
-        == "proved: 20 steps, 1,280 samples, 31 tensors: the same bits after 1 kill"
-    )
+    assert last == "proved: 20 steps, 1,280 samples, 31 tensors: the same bits after 1 kill"
     assert not list((folder / "tmp").glob("drumline-prove-*"))
 
 
@@ -156,29 +151,13 @@ def test_another_number_of_ranks_is_proved_in_the_elastic_mode(folder: Path) -> 
         "4",
     )
     result = drumline(
-        *(
-            "prove-resume",
-            "digits",
-            "--world",
-            "2,1",
-            "--seed",
-            "4",
-            "--steps",
-            "9",
-            *model,
-        ),
+        *("prove-resume", "digits", "--world", "2,1", "--seed", "4", "--steps", "9", *model),
         cwd=folder,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.splitlines()
-    assert (
-        "the legs have different numbers of ranks (2, 1): --train.exact elastic is on"
-        in lines
-    )
-    assert (
-        lines[-1]
-        == "proved: 9 steps, 576 samples, 31 tensors: the same bits after 1 kill"
-    )
+    assert "the legs have different numbers of ranks (2, 1): --train.exact elastic is on" in lines
+    assert lines[-1] == "proved: 9 steps, 576 samples, 31 tensors: the same bits after 1 kill"
 
 
 @pytest.mark.soak
@@ -201,13 +180,8 @@ def test_two_kills_in_one_save_and_a_cache_that_is_not_saved(folder: Path) -> No
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.splitlines()
     assert lines[1] == "changed for the proof: optim.warmup_steps 6 (it was 50)"
-    assert (
-        lines[-2]
-        == "proved: 12 steps, 48 samples, 4 tensors: the same bits after 2 kills"
-    )
-    assert lines[-1].startswith(
-        "  note: the buffer table (persistent=False) is not in checkpoints"
-    )
+    assert lines[-2] == "proved: 12 steps, 48 samples, 4 tensors: the same bits after 2 kills"
+    assert lines[-1].startswith("  note: the buffer table (persistent=False) is not in checkpoints")
 
 
 @pytest.mark.usefixtures("warm")
@@ -237,9 +211,7 @@ def test_two_kills_in_one_save_and_a_cache_that_is_not_saved(folder: Path) -> No
         ),
     ],
 )
-def test_what_breaks_it_is_named(
-    folder: Path, task: str, difference: str, cause: str
-) -> None:
+def test_what_breaks_it_is_named(folder: Path, task: str, difference: str, cause: str) -> None:
     result = drumline("prove-resume", f"tasks.py:{task}", *KILL, cwd=folder)
     assert result.returncode == 1, result.stdout + result.stderr
     assert not result.stderr
@@ -262,10 +234,7 @@ def test_what_breaks_it_is_named(
 def test_a_job_that_fails_by_itself_is_shown(folder: Path) -> None:
     result = drumline("prove-resume", "tasks.py:Failing", *KILL, cwd=folder)
     assert result.returncode == 1
-    assert (
-        "drumline: error: the reference run failed by itself with exit code 1:"
-        in result.stderr
-    )
+    assert "drumline: error: the reference run failed by itself with exit code 1:" in result.stderr
     assert "ValueError: no loss today" in result.stderr
     assert "reference.log" in result.stderr
     assert list((folder / "tmp").iterdir())
@@ -340,9 +309,7 @@ def test_all_mistakes_come_at_once_and_before_torch(folder: Path) -> None:
         "read drumline prove-resume --help",
     ):
         assert part in result.stderr, f"{part} is missing in {result.stderr}"
-    assert "--kill-at" not in result.stderr, (
-        "what depends on a wrong number is not judged"
-    )
+    assert "--kill-at" not in result.stderr, "what depends on a wrong number is not judged"
 
 
 def test_kills_that_cannot_be_are_refused() -> None:
@@ -385,16 +352,13 @@ def test_a_task_that_is_not_there_is_reported_before_anything_runs(
         assert not result.stdout
 
 
-def test_wrong_places_are_reported(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_places_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     assert "no TASK was given" in refused()
     full = refused("digits", "--keep", ".")
     assert "the folder . is not empty\n  try: choose another with --keep DIR" in full
-    assert (
-        "the folder tasks.py/x cannot be made or written: Not a directory"
-        in refused("digits", "--keep", "tasks.py/x")
+    assert "the folder tasks.py/x cannot be made or written: Not a directory" in refused(
+        "digits", "--keep", "tasks.py/x"
     )
     launched = {
         "RANK": "0",
@@ -405,10 +369,7 @@ def test_wrong_places_are_reported(
     }
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    assert (
-        "prove-resume is run once, but a launcher has started this process"
-        in refused("digits")
-    )
+    assert "prove-resume is run once, but a launcher has started this process" in refused("digits")
 
 
 def test_help_says_what_it_takes(folder: Path) -> None:
@@ -425,7 +386,4 @@ def test_help_says_what_it_takes(folder: Path) -> None:
         "--config",
     ):
         assert f"\n  {flag}  " in result.stdout
-    assert (
-        "exit codes: 0 proved, 1 not proved, or a run failed, 2 wrong usage, 3 "
-        in result.stdout
-    )
+    assert "exit codes: 0 proved, 1 not proved, or a run failed, 2 wrong usage, 3 " in result.stdout

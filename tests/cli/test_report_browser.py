@@ -23,7 +23,9 @@ PHONE = 390
 WIDTH = 1200
 EVIL = "</script><script>window.pwned=1</script><img src=http://127.0.0.1:9/x onerror='window.pwned=1'>"
 CANVAS = "document.querySelector('canvas').toDataURL()"
-BOX = "(({x, y, width}) => [x, y, width])(document.querySelector('.u-over').getBoundingClientRect())"
+BOX = (
+    "(({x, y, width}) => [x, y, width])(document.querySelector('.u-over').getBoundingClientRect())"
+)
 LEGENDS = """Object.fromEntries([...document.querySelectorAll('figure')].map((figure) => [
     figure.querySelector('figcaption').firstChild.textContent,
     Object.fromEntries([...figure.querySelectorAll('.u-series')].slice(1).map((row) => [
@@ -49,14 +51,10 @@ def make_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report([run], folder / "page.html")
 
 
-def test_curves_are_drawn_and_zoomed_and_nothing_is_fetched(
-    browser: Browser, page: Path
-) -> None:
+def test_curves_are_drawn_and_zoomed_and_nothing_is_fetched(browser: Browser, page: Path) -> None:
     browser.open(page)
     charts = browser.value("document.querySelectorAll('.chart').length")
-    assert (
-        browser.value("document.querySelectorAll('.chart canvas').length") == charts > 3
-    )
+    assert browser.value("document.querySelectorAll('.chart canvas').length") == charts > 3
     whole = browser.value(CANVAS)
     x, y, width = browser.value(BOX)
     browser.drag(x + width / 4, y + 20, to=x + width / 2)
@@ -68,9 +66,7 @@ def test_curves_are_drawn_and_zoomed_and_nothing_is_fetched(
     assert browser.errors == [], "the policy of the page forbids nothing that it does"
 
 
-def test_fingers_select_and_stretch_steps_and_a_button_resets(
-    browser: Browser, page: Path
-) -> None:
+def test_fingers_select_and_stretch_steps_and_a_button_resets(browser: Browser, page: Path) -> None:
     browser.open(page, width=PHONE)
     browser.value("document.querySelector('.chart').scrollIntoView({block: 'center'})")
     x, y, width = browser.value(BOX)
@@ -80,9 +76,7 @@ def test_fingers_select_and_stretch_steps_and_a_button_resets(
     browser.touch([(x + width / 4, y + 40)], [(x + width / 2, y + 40)])
     selected = browser.value(CANVAS)
     assert selected != whole
-    tap = browser.value(
-        f"(({{x, y}}) => [x + 5, y + 5])({button}.getBoundingClientRect())"
-    )
+    tap = browser.value(f"(({{x, y}}) => [x + 5, y + 5])({button}.getBoundingClientRect())")
     browser.click(*tap)
     assert browser.value(f"{button}.hidden")
     assert browser.value(CANVAS) == whole
@@ -126,15 +120,10 @@ def test_it_is_dark_where_the_reader_wants_that(browser: Browser, page: Path) ->
     assert colours == ["rgb(255, 255, 255)", "rgb(20, 23, 26)"]
 
 
-def test_without_scripts_it_has_tables_and_the_slow_rank(
-    browser: Browser, page: Path
-) -> None:
+def test_without_scripts_it_has_tables_and_the_slow_rank(browser: Browser, page: Path) -> None:
     browser.open(page, scripts=False)
     assert browser.value("document.querySelectorAll('canvas').length") == 0
-    assert (
-        browser.value("getComputedStyle(document.querySelector('.script')).display")
-        == "none"
-    )
+    assert browser.value("getComputedStyle(document.querySelector('.script')).display") == "none"
     tables = browser.value(
         "[...document.querySelectorAll('figure table')].map((one) => one.rows.length)"
     )
@@ -173,9 +162,7 @@ def test_twelve_metrics_of_three_sets_and_six_runs_can_be_told_apart(
     browser: Browser, tmp_path: Path
 ) -> None:
     runs = [
-        write_run_of_many_metrics(
-            tmp_path / f"digits-with-warm-up-{number}", scale=1 + number
-        )
+        write_run_of_many_metrics(tmp_path / f"digits-with-warm-up-{number}", scale=1 + number)
         for number in range(6)
     ]
     page = write_report(runs, tmp_path / "page.html")
@@ -186,11 +173,7 @@ def test_twelve_metrics_of_three_sets_and_six_runs_can_be_told_apart(
         assert list(colours) == [run.name for run in runs]
         assert len(set(colours.values())) == 6
         kinds = ["training", *(f"evaluation {name}" for name in SETS)]
-        assert all(
-            charts[f"{metric}: {kind}"] == colours
-            for metric in METRICS
-            for kind in kinds
-        )
+        assert all(charts[f"{metric}: {kind}"] == colours for metric in METRICS for kind in kinds)
         assert browser.value(CLIPPED_LEGENDS) == 0
         assert browser.value("document.documentElement.scrollWidth") <= width
     text = browser.value("document.body.innerText")
@@ -200,12 +183,7 @@ def test_twelve_metrics_of_three_sets_and_six_runs_can_be_told_apart(
 
 def test_a_hostile_run_runs_nothing(browser: Browser, tmp_path: Path) -> None:
     run = write_run(
-        tmp_path / "run",
-        task=EVIL,
-        metric=EVIL,
-        message=EVIL,
-        slow_rank=1,
-        settings={"lr": EVIL},
+        tmp_path / "run", task=EVIL, metric=EVIL, message=EVIL, slow_rank=1, settings={"lr": EVIL}
     )
     page = write_report([run, run], tmp_path / "page.html")
     browser.open(page)
@@ -215,9 +193,7 @@ def test_a_hostile_run_runs_nothing(browser: Browser, tmp_path: Path) -> None:
     assert EVIL in browser.value("document.body.innerText")
     assert browser.requested == [page.resolve().as_uri()]
     # Were there a hole, the policy would hold.
-    browser.value(
-        "document.body.insertAdjacentHTML('beforeend', '<img src=http://127.0.0.1:9/x>')"
-    )
+    browser.value("document.body.insertAdjacentHTML('beforeend', '<img src=http://127.0.0.1:9/x>')")
     browser.value(
         "document.body.append(Object.assign(document.createElement('script'), {text: 'window.pwned = 1'}))"
     )

@@ -30,24 +30,18 @@ def test_a_report_is_written_where_it_was_asked_for(
         write_run(tmp_path / name, ranks=1)
     for words in (["a"], ["a", "b"], ["a", "--to", "x.html"]):
         assert report_command.run(words) == 0
-    assert (
-        capsys.readouterr().out
-        == "report: a/report.html\nreport: report.html\nreport: x.html\n"
-    )
+    assert capsys.readouterr().out == "report: a/report.html\nreport: report.html\nreport: x.html\n"
     for path in ("a/report.html", "report.html", "x.html"):
         assert Path(path).read_text().startswith("<!doctype html>")
     with pytest.raises(
-        UsageError,
-        match=r"missing/x\.html could not be written: No such file or directory",
+        UsageError, match=r"missing/x\.html could not be written: No such file or directory"
     ):
         report_command.run(["a", "--to", "missing/x.html"])
     with pytest.raises(UsageError, match="no RUN was given"):
         report_command.run([])
     with pytest.raises(UsageError, match="no job trains in a"):
         report_command.run(["--live", "a"])
-    with pytest.raises(
-        UsageError, match="--live serves one run folder, and writes no file"
-    ):
+    with pytest.raises(UsageError, match="--live serves one run folder, and writes no file"):
         report_command.run(["--live", "a", "b"])
 
 
@@ -71,10 +65,7 @@ def test_an_error_in_the_report_is_a_warning(
     (run / "report.html").mkdir()
     report_at_end(run)
     printed = capsys.readouterr().err
-    assert (
-        printed
-        == f"drumline: warning: {run}/report.html could not be written: Is a directory\n"
-    )
+    assert printed == f"drumline: warning: {run}/report.html could not be written: Is a directory\n"
 
 
 def test_a_live_report_is_on_the_loopback_behind_its_token_until_the_run_ends(
@@ -93,21 +84,16 @@ def test_a_live_report_is_on_the_loopback_behind_its_token_until_the_run_ends(
         while not url and time.monotonic() < deadline:
             time.sleep(0.02)
             url = next(
-                (
-                    word
-                    for word in capsys.readouterr().out.split()
-                    if word.startswith("http")
-                ),
-                "",
+                (word for word in capsys.readouterr().out.split() if word.startswith("http")), ""
             )
         port = urlsplit(url).port or 0
         assert listening_addresses(port) == {"127.0.0.1"}
         assert 'data-refresh="1"' in fetched(url)
         root = url[: url.index("/", len("http://")) + 1]
         others = {"": root, "token": f"{root}{'x' * 22}/", "more": f"{url}x"}
-        assert {
-            name: status_of(address) for name, address in others.items()
-        } == dict.fromkeys(others, 404)
+        assert {name: status_of(address) for name, address in others.items()} == dict.fromkeys(
+            others, 404
+        )
         assert status_of(url, Host="evil.example") == 404
         at_work.does("event", {"kind": "end", "step": 200, "number": 900})
         at_work.leaves()
@@ -118,9 +104,7 @@ def test_a_live_report_is_on_the_loopback_behind_its_token_until_the_run_ends(
 
 
 def fetched(url: str, **headers: str) -> str:
-    with urllib.request.urlopen(
-        urllib.request.Request(url, headers=headers), timeout=20
-    ) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -133,21 +117,11 @@ def status_of(url: str, **headers: str) -> int:
     return 200
 
 
-def test_runs_are_a_table_or_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", ranks=1, task="evil\x1b[2J.py:Task")
     assert runs_command.run([str(tmp_path)]) == 0
     heading, row = capsys.readouterr().out.splitlines()
-    assert heading.split() == [
-        "run",
-        "task",
-        "state",
-        "step",
-        "result",
-        "size",
-        "changed",
-    ]
+    assert heading.split() == ["run", "task", "state", "step", "result", "size", "changed"]
     assert row.startswith(f"{run}  evil\\x1b[2J.py:Task")
     assert "  done   200/200  accuracy 90.00%, loss 0.0150  " in row
     assert runs_command.run(["--json", str(tmp_path)]) == 0

@@ -63,9 +63,7 @@ def test_a_prediction_is_printed_kept_and_checked(
         "batch_size": 128,
         "made_at": time.time() + 1,
     }
-    write_profile(
-        tmp_path / "later", make_profile(step_s=found.sizes[1].step_s[1] * 1.02, **job)
-    )
+    write_profile(tmp_path / "later", make_profile(step_s=found.sizes[1].step_s[1] * 1.02, **job))
     check = ["scale", "check", str(run), str(tmp_path / "later"), "--network", "10gbit"]
     assert main(check) == 0
     assert (
@@ -103,18 +101,13 @@ def test_the_doctors_measurement_is_a_network(
         "measured with gloo on 2 ranks",
     )
     # 2 MiB at 1 MB/s from 0.5 s on, then the optimizer.
-    assert document["sizes"][0]["step_s"][1] == pytest.approx(
-        0.5 + 2 * MIB / 1e6 + 0.1, rel=0.01
-    )
+    assert document["sizes"][0]["step_s"][1] == pytest.approx(0.5 + 2 * MIB / 1e6 + 0.1, rel=0.01)
     assert Path(document["file"]).parent == tmp_path / "scale"
     assert Path(document["plot"]).is_file()
     # The all-reduces of the profile are one, if it is of several nodes: 2 x 1 MiB in 0.1 s on two
     # ranks.
     write_profile(tmp_path / "pair", make_profile(num_nodes=2))
-    assert (
-        main(["scale", "predict", str(tmp_path / "pair"), "--nodes", "2", "--json"])
-        == 0
-    )
+    assert main(["scale", "predict", str(tmp_path / "pair"), "--nodes", "2", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["network"], document["network_source"]) == (
         "measured",
@@ -127,15 +120,7 @@ def test_a_rate_and_a_latency_are_a_network(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_profile(tmp_path / "run", make_profile())
-    predict = [
-        "scale",
-        "predict",
-        str(tmp_path / "run"),
-        "--nodes",
-        "2",
-        "--gpus-per-node",
-        "1",
-    ]
+    predict = ["scale", "predict", str(tmp_path / "run"), "--nodes", "2", "--gpus-per-node", "1"]
     assert main([*predict, "--network", "60mbit,0.2ms"]) == 0
     assert capsys.readouterr().out.startswith(
         "digits on cpu over 60mbit,0.2ms (nominal 60 Mbit/s a node"
@@ -224,9 +209,7 @@ def test_wrong_values_are_explained(
 
 
 @pytest.mark.parametrize("verb", [[], ["predict"], ["measure"], ["check"]])
-def test_the_help_shows_how(
-    verb: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_help_shows_how(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scale", *verb, "--help"]) == 0
     assert capsys.readouterr().out.startswith(
         f"usage: drumline scale {verb[0] if verb else 'predict'}"

@@ -72,13 +72,7 @@ def run(*words: str, cwd: Path, watch: Path) -> tuple[int, str, str]:
     done = subprocess.run(
         [sys.executable, *words],
         cwd=cwd,
-        env={
-            **os.environ,
-            **topology,
-            **quiet,
-            "PYTHONPATH": str(ROOT),
-            WATCH_FOLDER: str(watch),
-        },
+        env={**os.environ, **topology, **quiet, "PYTHONPATH": str(ROOT), WATCH_FOLDER: str(watch)},
         input="typed",
         capture_output=True,
         text=True,
@@ -108,9 +102,7 @@ def run(*words: str, cwd: Path, watch: Path) -> tuple[int, str, str]:
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_as_under_python_itself(
-    tmp_path: Path, words: list[str], code: int, last: Phase
-) -> None:
+def test_as_under_python_itself(tmp_path: Path, words: list[str], code: int, last: Phase) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "package").mkdir()
     for name, text in SCRIPTS.items():
@@ -119,9 +111,7 @@ def test_as_under_python_itself(
     (tmp_path / "link.py").symlink_to("scripts/sees.py")
     (tmp_path / "package" / "__init__.py").touch()
     inside = SCRIPTS["sees"].replace("sibling", "package.other as sibling", 1)
-    (tmp_path / "package" / "inside.py").write_text(
-        f"{inside}from . import other\nother.no_such\n"
-    )
+    (tmp_path / "package" / "inside.py").write_text(f"{inside}from . import other\nother.no_such\n")
     (tmp_path / "package" / "other.py").write_text("NAME = __name__\n")
     plain = run(*words, cwd=tmp_path, watch=tmp_path)
     watched = run(*RUNNER, *words, cwd=tmp_path, watch=tmp_path)

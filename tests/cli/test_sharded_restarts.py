@@ -82,15 +82,11 @@ FAULTS = {
 
 
 @pytest.mark.soak
-def test_killed_and_stopped_ranks_are_named_and_the_run_has_the_same_bits(
-    tmp_path: Path,
-) -> None:
+def test_killed_and_stopped_ranks_are_named_and_the_run_has_the_same_bits(tmp_path: Path) -> None:
     assert_recovers(tmp_path, "fsdp", 2, list(FAULTS)[:2])
 
 
-def assert_recovers(
-    folder: Path, mode: str, world_size: int, faults: Sequence[str]
-) -> None:
+def assert_recovers(folder: Path, mode: str, world_size: int, faults: Sequence[str]) -> None:
     shards = ["--dist.shard_ranks", "2"] if mode == "hsdp" else []
     words = [
         "train",
@@ -115,14 +111,10 @@ def assert_recovers(
     lines = result.stderr.splitlines()
     for fault in faults:
         expected = f"drumline: {FAULTS[fault].format(rank)}"
-        assert [line for line in lines if re.match(expected, line)], (
-            f"{expected}\n{result.stderr}"
-        )
+        assert [line for line in lines if re.match(expected, line)], f"{expected}\n{result.stderr}"
     # Steps were taken in between, so each is the first.
     restarts = [
-        line
-        for line in lines
-        if line.startswith("drumline: restarting the ranks (restart 1 of ")
+        line for line in lines if line.startswith("drumline: restarting the ranks (restart 1 of ")
     ]
     assert len(restarts) == len(faults), result.stderr
     faulty, whole = (newest(folder / name / "run") for name in ("faulty", "whole"))

@@ -144,20 +144,16 @@ class Server(NamedTuple):
         """Its REST API, without MLflow's own client."""
         data = json.dumps(body).encode() if body else None
         request = urllib.request.Request(
-            f"{self.url}/api/2.0/mlflow/{path}",
-            data,
-            {"Content-Type": "application/json"},
+            f"{self.url}/api/2.0/mlflow/{path}", data, {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
     def runs(self, experiment: str) -> list[dict[str, Any]]:
-        experiment_id = self.get(
-            f"experiments/get-by-name?experiment_name={experiment}"
-        )["experiment"]["experiment_id"]
-        runs: list[dict[str, Any]] = self.get(
-            "runs/search", experiment_ids=[experiment_id]
-        )["runs"]
+        experiment_id = self.get(f"experiments/get-by-name?experiment_name={experiment}")[
+            "experiment"
+        ]["experiment_id"]
+        runs: list[dict[str, Any]] = self.get("runs/search", experiment_ids=[experiment_id])["runs"]
         return runs
 
     def steps(self, run: dict[str, Any], metric: str) -> list[int]:
@@ -222,10 +218,7 @@ def own_wandb(folder: Path) -> dict[str, str]:
     """So that W&B writes nothing to the user's own folders."""
     return {
         **QUIET,
-        **{
-            f"WANDB_{name}_DIR": str(folder / "wandb-own")
-            for name in ("CONFIG", "CACHE", "DATA")
-        },
+        **{f"WANDB_{name}_DIR": str(folder / "wandb-own") for name in ("CONFIG", "CACHE", "DATA")},
     }
 
 
@@ -261,12 +254,8 @@ def test_a_killed_run_is_one_run_and_one_curve_in_every_tracker(
     assert server.steps(run, "train/loss") == server.steps(run, "train/lr") == steps
     assert server.steps(run, "evaluation/accuracy") == [12]
     assert {"key": "model.widths", "value": "[4]"} in run["data"]["params"]
-    assert server.steps(run, "norm/a%20b_") == [3, 6], (
-        "in the letters that MLflow takes"
-    )
-    files = server.get(f"artifacts/list?run_id={run['info']['run_id']}&path=media")[
-        "files"
-    ]
+    assert server.steps(run, "norm/a%20b_") == [3, 6], "in the letters that MLflow takes"
+    files = server.get(f"artifacts/list?run_id={run['info']['run_id']}&path=media")["files"]
     names = [
         f"{name}-0000000{step}.{kind}"
         for name, kind in (("digit", "png"), ("poem-first", "txt"))
@@ -277,9 +266,7 @@ def test_a_killed_run_is_one_run_and_one_curve_in_every_tracker(
     records = wandb_records(tmp_path / "tracked")
     ids = [value["id"] for kind, value in records if kind == "run"]
     assert set(ids) == {
-        json.loads((tmp_path / "tracked" / "trackers" / "wandb.json").read_text())[
-            "run"
-        ]
+        json.loads((tmp_path / "tracked" / "trackers" / "wandb.json").read_text())["run"]
     }
     assert len([*(tmp_path / "tracked" / "wandb").glob("offline-run-*")]) == 2, (
         "one for each start, of one id"
@@ -290,18 +277,13 @@ def test_a_killed_run_is_one_run_and_one_curve_in_every_tracker(
     begun = next(value for kind, value in records if kind == "run")
     assert (begun["project"], begun["config"]["model.widths"]) == ("digits", [4])
     assert ["exit", 0] in records
-    assert [
-        (row["_step"], row["digit/width"]) for row in history if "norm/a b%" in row
-    ] == [
+    assert [(row["_step"], row["digit/width"]) for row in history if "norm/a b%" in row] == [
         (3, 8),
         (6, 8),
     ]
     media = tmp_path / "tracked" / "wandb" / "latest-run" / "files" / "media"
     assert [file.read_bytes() for file in media.rglob("*.png")] == [PNG, PNG]
-    assert [
-        "<pre>a &lt;rose&gt;</pre>" in file.read_text()
-        for file in media.rglob("*.html")
-    ] == [
+    assert ["<pre>a &lt;rose&gt;</pre>" in file.read_text() for file in media.rglob("*.html")] == [
         True,
         True,
     ]
@@ -321,14 +303,7 @@ def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(
     (tmp_path / "mine.py").write_text(SERVER_HANGS)
     try:
         result = drumline(
-            *(
-                "train",
-                "mine.py:ServerHangs",
-                "--run",
-                "run",
-                "--log.trackers",
-                "mlflow",
-            ),
+            *("train", "mine.py:ServerHangs", "--run", "run", "--log.trackers", "mlflow"),
             cwd=tmp_path,
             **QUIET,
             SERVER=str(server.pid),
@@ -340,9 +315,7 @@ def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(
         os.kill(server.pid, signal.SIGCONT)
     assert result.returncode == 0, result.stderr
     events = [*read_events(tmp_path / "run" / "events" / "rank-00000.jsonl")]
-    assert [event["step"] for event in events if event["kind"] == "train"] == [
-        *range(1, 13)
-    ]
+    assert [event["step"] for event in events if event["kind"] == "train"] == [*range(1, 13)]
     end, warning = events[-2:]
     assert end["kind"] == "end"
     assert warning["message"].startswith("mlflow does not answer, and lacks ")
@@ -351,20 +324,11 @@ def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(
     assert 1 <= len(steps) < 12
 
     # The same command shows the result of the finished run again, and brings what the server lacks.
-    (tmp_path / "mine.py").write_text(
-        SERVER_HANGS.replace("if self.step == 5", "if False")
-    )
+    (tmp_path / "mine.py").write_text(SERVER_HANGS.replace("if self.step == 5", "if False"))
     # on a busy machine the server may take longer to answer than the end of a run waits for it
     for _ in range(6):
         again = drumline(
-            *(
-                "train",
-                "mine.py:ServerHangs",
-                "--run",
-                "run",
-                "--log.trackers",
-                "mlflow",
-            ),
+            *("train", "mine.py:ServerHangs", "--run", "run", "--log.trackers", "mlflow"),
             cwd=tmp_path,
             **QUIET,
             MLFLOW_TRACKING_URI=server.url,

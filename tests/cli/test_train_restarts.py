@@ -45,11 +45,9 @@ def test_a_kill_is_survived_and_an_error_that_repeats_is_not_tried_a_third_time(
     assert result.returncode == 1, result.stderr
     again = "drumline: restarting the ranks (restart {} of 3); "
     # It got from step 3 to step 5 in between: the second restart is the first one at its step.
-    assert [result.stderr.count(again.format(number)) for number in (1, 2, 3)] == [
-        2,
-        0,
-        0,
-    ], result.stderr
+    assert [result.stderr.count(again.format(number)) for number in (1, 2, 3)] == [2, 0, 0], (
+        result.stderr
+    )
     message = f"drumline: error: rank 1 on {socket.gethostname()} crashed at step 5: ValueError: label 7 of 3 classes\n"
     assert result.stderr.count(message) == 2, result.stderr
     assert result.stderr.index(again.format(1)) < result.stderr.index(message), (
@@ -72,22 +70,13 @@ def test_a_full_disk_is_reported_once_and_no_restart_is_tried(
         "500",
     ]
     result = drumline(
-        "train",
-        "digits",
-        "--procs",
-        "2",
-        "--run",
-        "run",
-        *words,
-        cwd=small_disk("size=1m"),
+        "train", "digits", "--procs", "2", "--run", "run", *words, cwd=small_disk("size=1m")
     )
     assert result.returncode == 1, result.stderr
     assert "restarting the ranks" not in result.stderr
     assert result.stderr.count("the disk is full") == 1, result.stderr
     (first, *_) = [
-        line
-        for line in result.stderr.splitlines()
-        if line.startswith("drumline: error: ")
+        line for line in result.stderr.splitlines() if line.startswith("drumline: error: ")
     ]
     assert f"[rank 0 on {socket.gethostname()}, step " in first
     assert "Traceback" not in result.stderr
@@ -115,20 +104,9 @@ if os.environ.get("RANK") == "1":
 
 
 @pytest.mark.soak
-def test_a_rank_that_does_not_exit_after_its_last_step_is_named_and_ended(
-    tmp_path: Path,
-) -> None:
+def test_a_rank_that_does_not_exit_after_its_last_step_is_named_and_ended(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(NEVER_EXITS)
-    words = [
-        "--procs",
-        "2",
-        "--run",
-        "run",
-        "--watch.hang_s",
-        "3",
-        "--watch.on_hang",
-        "stop",
-    ]
+    words = ["--procs", "2", "--run", "run", "--watch.hang_s", "3", "--watch.on_hang", "stop"]
     result = drumline("train", "mine.py:NeverExits", *words, cwd=tmp_path)
     assert result.returncode == 70, result.stderr
     assert "done: 40 steps" in result.stdout
@@ -166,9 +144,7 @@ class Both(ImageClassification):
 """
 
 
-def test_the_rank_that_failed_first_has_reported_before_another_ends(
-    tmp_path: Path,
-) -> None:
+def test_the_rank_that_failed_first_has_reported_before_another_ends(tmp_path: Path) -> None:
     """The launcher ends the rest when it sees one end: a busy first rank would be ended before it
     has printed."""
     (tmp_path / "mine.py").write_text(BOTH_FAIL)

@@ -23,10 +23,7 @@ from tests.unit.tools.tune.test_nccl_log import done, four_ranks, recorded, warn
     [
         ("--hosts a --hostfile f", ["--hosts and --hostfile exclude each other"]),
         ("--ssh x", ["--ssh: belongs to --hosts and --hostfile"]),
-        (
-            "--log --hosts a,b",
-            ["--hosts: does not go with --log", "--log: no FILE was given"],
-        ),
+        ("--log --hosts a,b", ["--hosts: does not go with --log", "--log: no FILE was given"]),
         ("nccl.log", ["'nccl.log': unexpected argument; a log is given as --log FILE"]),
         ("--optim.lr 1", ["--optim.lr: is a setting of a run; tune takes none"]),
         ("--hoss a", ["did you mean"]),
@@ -34,10 +31,7 @@ from tests.unit.tools.tune.test_nccl_log import done, four_ranks, recorded, warn
         ("--log .", ["cannot read .: Is a directory"]),
         (
             "--log README",
-            [
-                "no line of NCCL and no error in README",
-                "run the job with NCCL_DEBUG=INFO",
-            ],
+            ["no line of NCCL and no error in README", "run the job with NCCL_DEBUG=INFO"],
         ),
     ],
 )
@@ -100,19 +94,13 @@ def test_what_is_printed_can_be_sourced_and_problems_are_comments(
     }
     assert tune(monkeypatch, **facts) == ExitCode.PREFLIGHT_FAILED
     printed = capsys.readouterr().out
-    assert (
-        "# problem: node-a: torch 2.9.1 is older than 2.11\n#   fix: pip install"
-        in printed
-    )
+    assert "# problem: node-a: torch 2.9.1 is older than 2.11\n#   fix: pip install" in printed
     shell = [
         "bash",
         "-euc",
         f"NCCL_P2P_DISABLE=1\n{printed}\necho ${{NCCL_P2P_DISABLE-none}} $GLOO_SOCKET_IFNAME",
     ]
-    assert (
-        subprocess.run(shell, capture_output=True, text=True, check=True).stdout
-        == "none eth0\n"
-    )
+    assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == "none eth0\n"
     assert tune(monkeypatch, "--json", **facts) == ExitCode.PREFLIGHT_FAILED
     document = json.loads(capsys.readouterr().out)
     assert [(one["name"], one["value"], one["hosts"]) for one in document["variables"]] == [
@@ -129,15 +117,10 @@ def test_logs_are_read_from_files_and_from_stdin(
     printed = capsys.readouterr().out
     assert "NET/Socket over lo 127.0.0.1: 0 <-> 1" in printed
     assert printed.endswith("result: no problem in these logs, with 1 warning\n")
-    fault = (
-        four_ranks() + warn("gpu-01", 102, "Cuda failure 'out of memory'")
-    ).encode()
+    fault = (four_ranks() + warn("gpu-01", 102, "Cuda failure 'out of memory'")).encode()
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(fault)))
     assert main(["tune", "--log", "-", "--json"]) == ExitCode.SOMETHING_WRONG
-    assert (
-        json.loads(capsys.readouterr().out)["findings"][0]["where"]
-        == "rank 2 on gpu-01"
-    )
+    assert json.loads(capsys.readouterr().out)["findings"][0]["where"] == "rank 2 on gpu-01"
 
 
 def test_what_a_log_says_does_not_steer_the_terminal(
@@ -146,7 +129,5 @@ def test_what_a_log_says_does_not_steer_the_terminal(
     (tmp_path / "nccl.log").write_text(
         done("a", 1, 0, 1) + warn("a", 1, "\x1b]0;owned\x07 \x1b[2J")
     )
-    assert (
-        main(["tune", "--log", str(tmp_path / "nccl.log")]) == ExitCode.SOMETHING_WRONG
-    )
+    assert main(["tune", "--log", str(tmp_path / "nccl.log")]) == ExitCode.SOMETHING_WRONG
     assert "\x1b" not in capsys.readouterr().out

@@ -69,9 +69,7 @@ def test_what_is_wrong_is_listed_and_the_exit_code_is_1(runs: Path) -> None:
     result = verify("runs/spirals", "runs/other", cwd=runs)
     assert result.returncode == 1
     first, second = result.stdout.split("\n\n")
-    assert [
-        line for line in first.splitlines() if line.startswith(("  note", "  problem"))
-    ] == [
+    assert [line for line in first.splitlines() if line.startswith(("  note", "  problem"))] == [
         "  note: checkpoints/.step-00000012.partial: left by a save that did not finish; the next save deletes it",
         "  problem: checkpoints/step-00000010: corrupt or incomplete: rng.safetensors is missing",
     ]
@@ -113,9 +111,7 @@ def test_damaged_events_are_reported_in_json_too(runs: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
     result = verify("--json", "runs/spirals", cwd=runs)
     assert (result.returncode, result.stderr) == (1, "")
-    descriptions = [
-        problem["what"] for problem in json.loads(result.stdout)["runs"][0]["problems"]
-    ]
+    descriptions = [problem["what"] for problem in json.loads(result.stdout)["runs"][0]["problems"]]
     assert descriptions == [
         "damaged: Expected `int`, got `null` - at `$.world_size`",
         "damaged: Expected `int`, got `null` - at `$.step`",
@@ -125,31 +121,16 @@ def test_damaged_events_are_reported_in_json_too(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (
-            [],
-            [
-                "no RUN was given",
-                "try: give a run folder, as in: drumline verify runs/digits",
-            ],
-        ),
+        ([], ["no RUN was given", "try: give a run folder, as in: drumline verify runs/digits"]),
         (["--jsn", "runs/spirals"], ["--jsn: unknown flag; did you mean '--json'?"]),
-        (
-            ["runs/spiral"],
-            ["there is no run folder runs/spiral; did you mean 'spirals'?"],
-        ),
+        (["runs/spiral"], ["there is no run folder runs/spiral; did you mean 'spirals'?"]),
         (["runs/w"], ["there is no run folder runs/w; known runs here: spirals"]),
         (["nowhere/run"], ["there is no run folder nowhere/run\n"]),
         (
             ["runs/spirals/config.toml"],
-            [
-                "runs/spirals/config.toml is not a run folder: ",
-                "try: give the folder of --run",
-            ],
+            ["runs/spirals/config.toml is not a run folder: ", "try: give the folder of --run"],
         ),
-        (
-            ["runs"],
-            ["runs is not a run folder", "try: give one of the runs in it: spirals"],
-        ),
+        (["runs"], ["runs is not a run folder", "try: give one of the runs in it: spirals"]),
         (
             ["no_torch"],
             [
@@ -159,9 +140,7 @@ def test_damaged_events_are_reported_in_json_too(runs: Path) -> None:
         ),
     ],
 )
-def test_wrong_usage_is_explained(
-    runs: Path, arguments: list[str], messages: list[str]
-) -> None:
+def test_wrong_usage_is_explained(runs: Path, arguments: list[str], messages: list[str]) -> None:
     result = verify(*arguments, cwd=runs)
     assert result.returncode == 2
     for message in messages:

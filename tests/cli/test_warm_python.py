@@ -44,9 +44,7 @@ match sys.argv[1]:
 def test_it_is_like_python(tmp_path: Path, warm: None) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
 
-    def run(
-        *words: str, stdin: str = "", **more: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "script.py", *words]
         environment = {**os.environ, **more}
         return subprocess.run(
@@ -68,13 +66,10 @@ def test_it_is_like_python(tmp_path: Path, warm: None) -> None:
     raised = run("raise")
     assert raised.returncode == 1
     assert raised.stderr.endswith("ValueError: no\n")
-    assert run("start", "script.py", "exit", "5").returncode == 5, (
-        "what it starts has torch too"
+    assert run("start", "script.py", "exit", "5").returncode == 5, "what it starts has torch too"
+    assert run("start", "-c", "import sys; sys.exit('torch' in sys.modules)").returncode == 0, (
+        "but not always"
     )
-    assert (
-        run("start", "-c", "import sys; sys.exit('torch' in sys.modules)").returncode
-        == 0
-    ), "but not always"
     reading, writing = os.pipe()
     with subprocess.Popen(
         [sys.executable, "script.py", "file", str(writing)],
@@ -88,15 +83,11 @@ def test_it_is_like_python(tmp_path: Path, warm: None) -> None:
         assert given.stdout.readline() == b"at once\n"
         given.kill()
     with open(reading, "rb") as file:  # noqa: PTH123
-        assert file.read() == b"%d" % os.getpid(), (
-            "its parent, in a file that it was given"
-        )
+        assert file.read() == b"%d" % os.getpid(), "its parent, in a file that it was given"
     code = ["-P", "-c", "import sys; sys.exit('torch' in sys.modules)"]
     assert run("start", *code).returncode == 1, "a sidecar is warm"
     with socket.socket() as listener:
-        cold = subprocess.run(
-            [sys.executable, *code], pass_fds=[listener.fileno()], check=False
-        )
+        cold = subprocess.run([sys.executable, *code], pass_fds=[listener.fileno()], check=False)
     assert cold.returncode == 0, "but one with a socket is not"
 
 

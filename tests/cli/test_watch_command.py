@@ -53,11 +53,7 @@ HANG = Notice("hang", "hang: rank 1 on node-a is stopped by a signal. Try: kill 
 
 
 def status(
-    *,
-    step: int = 812,
-    stopped: bool = False,
-    notices: tuple[Notice, ...] = (),
-    ranks: int = 2,
+    *, step: int = 812, stopped: bool = False, notices: tuple[Notice, ...] = (), ranks: int = 2
 ) -> dict[str, Any]:
     facts = [
         RankState(
@@ -70,9 +66,7 @@ def status(
         )
         for rank in range(ranks)
     ]
-    picture = ClusterState(
-        me=0, nodes=(NodeState(node=0, host="node-a", ranks=tuple(facts)),)
-    )
+    picture = ClusterState(me=0, nodes=(NodeState(node=0, host="node-a", ranks=tuple(facts)),))
     return status_record(
         picture,
         now=time.time(),
@@ -109,11 +103,7 @@ class Job:
 @contextmanager
 def job(run: Path) -> Iterator[Job]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.PIPE,
-        "stdout": subprocess.PIPE,
-        "text": True,
-    }
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(
         [sys.executable, "-c", JOB, str(run)], env=environment, **pipes
     ) as process:
@@ -141,19 +131,12 @@ def command(*words: str) -> list[str]:
 
 def watch(environment: dict[str, str], *words: str) -> tuple[int, str]:
     result = subprocess.run(
-        command(*words),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+        command(*words), env=environment, capture_output=True, text=True, check=False, timeout=60
     )
     return result.returncode, result.stdout + result.stderr
 
 
-def test_one_look_and_its_exit_code(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_one_look_and_its_exit_code(tmp_path: Path, environment: dict[str, str]) -> None:
     run = tmp_path / "run"
     with job(run) as at_work:
         code, said = watch(environment, str(run), "--once")
@@ -175,10 +158,7 @@ def test_one_look_and_its_exit_code(
         code, said = watch(environment, "--once", "--json", str(run))
         record = json.loads(said)
         assert (code, record["has_ended"], record["message"]) == (1, False, None)
-        assert [row["state"] for row in record["rows"]] == [
-            "trains",
-            "stopped by a signal",
-        ]
+        assert [row["state"] for row in record["rows"]] == ["trains", "stopped by a signal"]
         assert record["status"]["notices"] == [asdict(STALL)]
         at_work.does("event", {"kind": "end", "step": 900})
         at_work.leaves()
@@ -220,8 +200,7 @@ def test_it_follows_to_the_end_in_lines_and_on_a_terminal(
         lines = followers[1].stdout
         assert lines is not None
         assert re.fullmatch(
-            r"\d\d:\d\d:\d\d step 812, 2.5 steps/s: 2 ranks on 1 host\n",
-            lines.readline().decode(),
+            r"\d\d:\d\d:\d\d step 812, 2.5 steps/s: 2 ranks on 1 host\n", lines.readline().decode()
         )
         output = ""
         while "trains" not in output:
@@ -255,25 +234,14 @@ def write(run: Path, record: dict[str, Any], *, age_s: float = 0.0) -> None:
 
 def event(run: Path, kind: str, *, age_s: float) -> None:
     (run / "events").mkdir(exist_ok=True)
-    record = {
-        "kind": kind,
-        "step": 7,
-        "message": "ValueError: no",
-        "time": time.time() - age_s,
-    }
+    record = {"kind": kind, "step": 7, "message": "ValueError: no", "time": time.time() - age_s}
     (run / "events" / "rank-00000.jsonl").write_text(json.dumps(record) + "\n")
 
 
 def test_what_a_mirror_reports_late_does_not_hide_the_end(tmp_path: Path) -> None:
     event(tmp_path, "end", age_s=5)
     log = tmp_path / "events" / "rank-00000.jsonl"
-    late = {
-        "kind": "mirrored",
-        "newest": 7,
-        "number": 9,
-        "step": 7,
-        "time": time.time(),
-    }
+    late = {"kind": "mirrored", "newest": 7, "number": 9, "step": 7, "time": time.time()}
     log.write_text(log.read_text() + json.dumps(late) + "\n")
     assert RunStatusReader(tmp_path).read().state == "done"
 
@@ -292,8 +260,7 @@ def test_a_command_that_was_refused_leaves_a_finished_run_done(tmp_path: Path) -
         "never began": [refusal],
     }.items():
         lines = "".join(
-            json.dumps({"rank": 0, **record, "message": "wrong"}) + "\n"
-            for record in records
+            json.dumps({"rank": 0, **record, "message": "wrong"}) + "\n" for record in records
         )
         (tmp_path / "events" / "rank-00000.jsonl").write_text(lines)
         states[name] = RunStatusReader(tmp_path).read().state
@@ -350,18 +317,12 @@ def test_what_is_shown_when_there_is_nothing_to_see(
 
 
 def test_the_table_is_never_higher_than_the_terminal(tmp_path: Path) -> None:
-    shown = tuple(
-        Notice("stall", f"stall: {number} " + "word " * 60) for number in range(5)
-    )
+    shown = tuple(Notice("stall", f"stall: {number} " + "word " * 60) for number in range(5))
     for ranks, height in ((2, 24), (256, 24), (256, 8), (40, 50)):
         write(tmp_path, status(ranks=ranks, stopped=True, notices=shown))
-        console = Console(
-            width=80, height=height, force_terminal=True, color_system=None
-        )
+        console = Console(width=80, height=height, force_terminal=True, color_system=None)
         with console.capture() as drawn:
-            console.print(
-                render(RunStatusReader(tmp_path).read(), width=80, height=height)
-            )
+            console.print(render(RunStatusReader(tmp_path).read(), width=80, height=height))
         lines = drawn.get().splitlines()
         assert len(lines) < height
         assert sum("stopped by a signal" in line for line in lines) == 1
@@ -371,10 +332,7 @@ def test_the_table_is_never_higher_than_the_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (
-            [],
-            "no RUN was given\n  try: give a run folder, as in: drumline watch runs/digits",
-        ),
+        ([], "no RUN was given\n  try: give a run folder, as in: drumline watch runs/digits"),
         (["a", "b"], "'b': unexpected argument"),
         (
             ["a", "--forever"],
@@ -382,10 +340,7 @@ def test_the_table_is_never_higher_than_the_terminal(tmp_path: Path) -> None:
         ),
         (["a", "--every", "soon"], "--every: 'soon' is not a number"),
         (["a", "--every=0"], "--every: 0.0 must be between 0.1 and 86400"),
-        (
-            ["a", "--every"],
-            "--every: the value is missing (number between 0.1 and 86400)",
-        ),
+        (["a", "--every"], "--every: the value is missing (number between 0.1 and 86400)"),
         (["nowhere"], "there is no run folder nowhere"),
     ],
 )
@@ -403,9 +358,7 @@ def test_what_is_wrong_with_the_command(
     assert problem in capsys.readouterr().err
 
 
-def test_nothing_was_ever_watched_here(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_was_ever_watched_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from drumline.cli import main
 
     (tmp_path / "checkpoints").mkdir()

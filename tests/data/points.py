@@ -17,9 +17,7 @@ class Points(Task):
     calls = 0
 
     def model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2)
-        ).double()
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2)).double()
 
     def _points(self, length: int) -> TensorDataset:
         inputs = torch.randn(

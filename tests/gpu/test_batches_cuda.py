@@ -61,19 +61,13 @@ def dataset_named(name: str, folder: Path) -> TwoPartDataset:
     values = np.random.default_rng(0).integers(0, 50_257, size=20_000).astype(np.uint16)
     values[0] = 50_256
     values.tofile(folder / "tokens.bin")
-    return tokens(
-        split="train", dir=str(folder / "tokens.bin"), token_type="uint16", context=31
-    )
+    return tokens(split="train", dir=str(folder / "tokens.bin"), token_type="uint16", context=31)
 
 
 def make(dataset: Any, device: torch.device, **more: Any) -> IndexedLoader:
     sharding = Sharding(batch_size=48, rank=0, world_size=1, accumulate=2)
     return IndexedLoader(
-        dataset,
-        sharding=sharding,
-        device=device,
-        seed=3,
-        options=LoadingOptions(**more),
+        dataset, sharding=sharding, device=device, seed=3, options=LoadingOptions(**more)
     )
 
 
@@ -107,9 +101,7 @@ def epochs(loader: IndexedLoader, count: int) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    "loading",
-    [{}, {"pin_memory": False}, {"workers": 2}],
-    ids=["here", "pageable", "workers"],
+    "loading", [{}, {"pin_memory": False}, {"workers": 2}], ids=["here", "pageable", "workers"]
 )
 def test_batches_ahead_have_the_bits_of_the_cpu(
     tmp_path: Path, name: str, loading: dict[str, Any]
@@ -131,9 +123,7 @@ def test_resident_data_has_the_bits_of_the_host(tmp_path: Path, name: str) -> No
     check_same(epochs(make(dataset, CPU), 2), epochs(loader, 2), count=2 * len(loader))
 
 
-def test_a_cursor_set_again_and_a_preview_drop_what_was_made_ahead(
-    tmp_path: Path,
-) -> None:
+def test_a_cursor_set_again_and_a_preview_drop_what_was_made_ahead(tmp_path: Path) -> None:
     dataset = dataset_named("digits", tmp_path)
     plain = make(dataset, CPU)
     ahead = make(dataset, GPU)
@@ -183,9 +173,7 @@ def test_augmented_and_normalised_images_have_the_bits_of_the_cpu(
 ) -> None:
     mean = (125.3, 123.0, 113.9)[: shape[0]]
     std = (63.0, 62.1, 66.7)[: shape[0]]
-    pixels = (
-        np.random.default_rng(0).integers(0, 256, size=(256, *shape)).astype(np.uint8)
-    )
+    pixels = np.random.default_rng(0).integers(0, 256, size=(256, *shape)).astype(np.uint8)
     prepare = Preparation(mean=mean, std=std, padding=padding, flip=flip)
     dataset = ImageArrays(pixels, np.arange(256), num_classes=256, prepare=prepare)
     indices = np.random.default_rng(1).permutation(256)
@@ -202,22 +190,16 @@ def test_augmented_and_normalised_images_have_the_bits_of_the_cpu(
         .expand(256, shape[0], 1, 1)
         .contiguous()
     )
-    assert torch.equal(
-        normalize(every.to(GPU), mean, std).cpu(), normalize(every, mean, std)
-    )
+    assert torch.equal(normalize(every.to(GPU), mean, std).cpu(), normalize(every, mean, std))
     assert dataset.batch(indices, Draws(0, 0, indices))[0].shape == (256, *shape)
 
 
 def test_rows_are_gathered_straight_into_pinned_memory_that_is_used_again() -> None:
     array = np.arange(4096, dtype=np.uint8).reshape(64, 64)
     indices = np.arange(8)
-    fetch = BatchMaker(
-        digits(split="train", augment=True), seed=0, defer_finish=True, pinned=True
-    )
+    fetch = BatchMaker(digits(split="train", augment=True), seed=0, defer_finish=True, pinned=True)
     rows, places = next(
-        BatchProducer(fetch, LoadingOptions(), GPU).batches(
-            [BatchRequest(0, 0, 8, shuffled=True)]
-        )
+        BatchProducer(fetch, LoadingOptions(), GPU).batches([BatchRequest(0, 0, 8, shuffled=True)])
     )
     assert rows.images.is_pinned()
     assert rows.labels.is_pinned()
@@ -314,18 +296,12 @@ class Samples(IterableDataset[Tensor]):
         return (torch.full((50_000,), number) for number in range(100))
 
 
-@pytest.mark.parametrize(
-    "loading", [{}, {"pin_memory": False}, {"workers": 1}], ids=str
-)
+@pytest.mark.parametrize("loading", [{}, {"pin_memory": False}, {"workers": 1}], ids=str)
 def test_batches_of_a_stream_have_the_bits_of_the_cpu(loading: dict[str, Any]) -> None:
     sharding = Sharding(batch_size=12, rank=0, world_size=1, accumulate=4)
     plain, ahead = (
         StreamLoader(
-            Samples(),
-            sharding=sharding,
-            device=device,
-            seed=3,
-            options=LoadingOptions(**loading),
+            Samples(), sharding=sharding, device=device, seed=3, options=LoadingOptions(**loading)
         )
         for device in (CPU, GPU)
     )
@@ -340,9 +316,7 @@ def test_data_larger_than_the_free_memory_is_refused() -> None:
         def __len__(self) -> int:
             return 10**12
 
-    dataset = Vast(
-        split="train", augment=False, image_size=16, samples=8, classes=2, seed=0
-    )
+    dataset = Vast(split="train", augment=False, image_size=16, samples=8, classes=2, seed=0)
     with pytest.raises(
         UsageError, match=r"Vast takes 7\d\d,\d\d\d\.\d\d GB, but cuda:0 has .* GB free"
     ):
@@ -363,17 +337,13 @@ def test_a_run_with_resident_data_ends_with_the_same_bits(
     # the settings are in there
     assert_same_bits(replace(host, documents={}), replace(held, documents={}))
     events = list(read_events(tmp_path / "resident" / "events" / "rank-00000.jsonl"))
-    shares = [
-        event["data_share"] for event in events if event["kind"] in ("train", "end")
-    ]
+    shares = [event["data_share"] for event in events if event["kind"] in ("train", "end")]
     assert len(shares) == 4
     assert all(0 <= share <= 1 for share in shares)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_bytes_of_a_dataset_of_ones_own_are_prepared_on_the_device(
-    workers: int,
-) -> None:
+def test_bytes_of_a_dataset_of_ones_own_are_prepared_on_the_device(workers: int) -> None:
     settings: dict[str, int] = {"size": 40, "crop": 32, "num_images": 20}
     floats = Photos(100, **settings)
     images = PhotoBytes(100, **settings)

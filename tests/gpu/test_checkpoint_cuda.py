@@ -21,18 +21,14 @@ CPU = torch.device("cpu")
 
 
 def make(device: torch.device, **options: Any) -> tuple[nn.Module, Optimizer]:
-    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).to(
-        device
-    )
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).to(device)
     return model, AdamW(model.parameters(), lr=0.01, **options)
 
 
 def train(model: nn.Module, optimizer: Optimizer, *, steps: int = 3) -> None:
     device = next(model.parameters()).device
     for step in range(steps):
-        inputs = torch.randn(6, 8, generator=torch.Generator().manual_seed(step)).to(
-            device
-        )
+        inputs = torch.randn(6, 8, generator=torch.Generator().manual_seed(step)).to(device)
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
         optimizer.step()
@@ -40,23 +36,14 @@ def train(model: nn.Module, optimizer: Optimizer, *, steps: int = 3) -> None:
 
 def save(root: Path, model: nn.Module, optimizer: Optimizer, **extra: Any) -> Path:
     snapshot = capture(model, optimizer, progress={"step": 3}, **extra)
-    return store.write(
-        root, 3, tensors=snapshot.tensors, documents=snapshot.documents, metrics={}
-    )
+    return store.write(root, 3, tensors=snapshot.tensors, documents=snapshot.documents, metrics={})
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {"foreach": False},
-    {},
-    {"fused": True},
-    {"capturable": True},
-]
+OPTIONS: list[dict[str, Any]] = [{"foreach": False}, {}, {"fused": True}, {"capturable": True}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_continues_bit_for_bit_on_the_gpu(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_continues_bit_for_bit_on_the_gpu(tmp_path: Path, options: dict[str, Any]) -> None:
     model, optimizer = make(GPU, **options)
     train(model, optimizer)
     path = save(tmp_path, model, optimizer)
@@ -68,16 +55,12 @@ def test_continues_bit_for_bit_on_the_gpu(
             assert resumed.state[right][key].dtype == value.dtype, key
     train(model, optimizer)
     train(other, resumed)
-    for left, right in zip(
-        model.state_dict().values(), other.state_dict().values(), strict=True
-    ):
+    for left, right in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
         assert torch.equal(left, right)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize(
-    ("source", "target"), [(GPU, CPU), (CPU, GPU)], ids=["to_cpu", "to_gpu"]
-)
+@pytest.mark.parametrize(("source", "target"), [(GPU, CPU), (CPU, GPU)], ids=["to_cpu", "to_gpu"])
 def test_moves_to_the_other_device(
     tmp_path: Path, source: torch.device, target: torch.device, options: dict[str, Any]
 ) -> None:
@@ -93,9 +76,7 @@ def test_moves_to_the_other_device(
         state = resumed.state[right]
         assert state["exp_avg"].device == target
         assert state["step"].item() == 3
-        assert torch.equal(
-            optimizer.state[left]["exp_avg"].cpu(), state["exp_avg"].cpu()
-        )
+        assert torch.equal(optimizer.state[left]["exp_avg"].cpu(), state["exp_avg"].cpu())
     train(other, resumed)
 
 
@@ -113,20 +94,15 @@ def test_from_tensors_that_a_collective_left_on_the_gpu() -> None:
     train(model, optimizer)
     train(other, resumed)
     assert all(
-        torch.equal(a, b)
-        for a, b in zip(model.parameters(), other.parameters(), strict=True)
+        torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
     )
 
 
 def test_a_rate_on_the_gpu_stays_there(tmp_path: Path) -> None:
     model = nn.Linear(2, 2).to(GPU)
-    optimizer = AdamW(
-        model.parameters(), lr=torch.tensor(0.5, device=GPU), capturable=True
-    )
+    optimizer = AdamW(model.parameters(), lr=torch.tensor(0.5, device=GPU), capturable=True)
     path = save(tmp_path, model, optimizer)
-    resumed = AdamW(
-        model.parameters(), lr=torch.tensor(0.1, device=GPU), capturable=True
-    )
+    resumed = AdamW(model.parameters(), lr=torch.tensor(0.1, device=GPU), capturable=True)
     load_checkpoint(path, model, resumed)
     rate = resumed.param_groups[0]["lr"]
     assert (rate.item(), rate.device) == (0.5, GPU)
@@ -137,9 +113,7 @@ def test_the_scale_of_fp16_continues(tmp_path: Path) -> None:
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, growth_interval=2)
     for step in range(5):
         optimizer.zero_grad()
-        scaler.scale(
-            model(torch.full((2, 8), float(step), device=GPU)).sum()
-        ).backward()
+        scaler.scale(model(torch.full((2, 8), float(step), device=GPU)).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
     path = save(tmp_path, model, optimizer, scaler=scaler)
@@ -177,6 +151,5 @@ def test_the_snapshot_of_a_copy_is_the_copy_s(tmp_path: Path) -> None:
     train(model, optimizer)
     load_checkpoint(path, model)
     assert all(
-        torch.equal(a, b)
-        for a, b in zip(model.parameters(), before.parameters(), strict=True)
+        torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True)
     )

@@ -32,25 +32,19 @@ from tests.gpu.test_own_optimizer_cuda import OwnNAdam
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import RanksFailed, run_ranks
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA GPU"
-)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 LONG = 20 * STEPS_OF_AN_EPOCH
 
 
 def by_default(steps: int = LONG, **settings: Any) -> Config:
     config = digits(
-        "eager",
-        steps=steps,
-        **{"precision": "bf16", "deterministic": False, **settings},
+        "eager", steps=steps, **{"precision": "bf16", "deterministic": False, **settings}
     )
     return replace(config, train=replace(config.train, step=None))
 
 
 def sentence(run: Path) -> str:
-    [message] = [
-        message for message in messages(run) if message.startswith("steps run as ")
-    ]
+    [message] = [message for message in messages(run) if message.startswith("steps run as ")]
     return message
 
 
@@ -104,9 +98,7 @@ def test_a_long_run_tries_all_kinds(tmp_path: Path) -> None:
     run_ranks(1, try_all, by_default(), tmp_path)
     logged = sentence(tmp_path)
     assert "not tried" not in logged
-    assert all(
-        f"{kind} " in logged for kind in ("eager", "compile", "graph", "compiled_graph")
-    )
+    assert all(f"{kind} " in logged for kind in ("eager", "compile", "graph", "compiled_graph"))
 
 
 @pytest.mark.parametrize(
@@ -134,18 +126,14 @@ def test_a_short_run_is_eager_and_logs_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_where_bits_must_repeat_it_is_eager_and_logs_nothing(
-    tmp_path: Path, traced: bool
-) -> None:
+def test_where_bits_must_repeat_it_is_eager_and_logs_nothing(tmp_path: Path, traced: bool) -> None:
     config = by_default(2 * STEPS_OF_AN_EPOCH, deterministic=not traced)
     if traced:
         config = replace(config, log=LogConfig(trace=True, display="none"))
     run_ranks(1, train_here, config, tmp_path / "default")
     eager = replace(config, train=replace(config.train, step="eager"))
     run_ranks(1, train_here, eager, tmp_path / "eager")
-    assert not [
-        message for message in messages(tmp_path / "default") if "steps run" in message
-    ]
+    assert not [message for message in messages(tmp_path / "default") if "steps run" in message]
     if not traced:
         assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "default"))
 
@@ -156,11 +144,7 @@ def test_auto_does_not_capture_steps_whose_parameters_are_unfrozen(
 ) -> None:
     config = replace(by_default(), dist=DistConfig(find_unused_parameters=True))
     run_ranks(
-        1,
-        train_here,
-        replace(config, train=replace(config.train, step=step)),
-        tmp_path,
-        Thawed,
+        1, train_here, replace(config, train=replace(config.train, step=step)), tmp_path, Thawed
     )
     assert (
         "captured steps are left out: the hook Unfreeze may change what a step computes"
@@ -178,8 +162,7 @@ def test_a_captured_run_with_unfreeze_is_refused_also_if_resumed_without_its_set
     for step in ("graph", None):
         config = replace(longer, train=replace(longer.train, step=step))
         with pytest.raises(
-            RanksFailed,
-            match=r"graph cannot capture the steps of this run: the hook Unfreeze",
+            RanksFailed, match=r"graph cannot capture the steps of this run: the hook Unfreeze"
         ):
             run_ranks(1, train_here, config, tmp_path, Thawed)
 
@@ -216,45 +199,28 @@ def test_a_run_that_is_killed_after_its_choice_resumes_bit_for_bit(
     config = by_default(precision="fp32")
     expected = (True, {"cuda"}) if fastest == "graph" else (False, {"cpu"})
     for run in ("whole", "resumed"):
-        assert run_ranks(1, train_exactly, config, tmp_path / run, fastest) == [
-            expected
-        ]
+        assert run_ranks(1, train_exactly, config, tmp_path / run, fastest) == [expected]
         assert newest(tmp_path / run).documents["progress"]["facts"]["step"] == fastest
     # 64 steps of trial; of the 20 checkpoints the last 10 are kept.
     after = LONG - 5 * STEPS_OF_AN_EPOCH
-    assert run_ranks(
-        1, train_exactly, config, tmp_path / "resumed", fastest, after
-    ) == [expected]
+    assert run_ranks(1, train_exactly, config, tmp_path / "resumed", fastest, after) == [expected]
     assert_same_bits(newest(tmp_path / "whole"), newest(tmp_path / "resumed"))
 
 
 def test_a_short_run_by_default_has_the_bits_of_an_eager_one(tmp_path: Path) -> None:
     """Also with an optimizer that rounds differently if it can be captured."""
     config = by_default(2 * STEPS_OF_AN_EPOCH, precision="fp32")
-    assert run_ranks(1, train_exactly, config, tmp_path / "default", "") == [
-        (False, {"cpu"})
-    ]
+    assert run_ranks(1, train_exactly, config, tmp_path / "default", "") == [(False, {"cpu"})]
     eager = replace(config, train=replace(config.train, step="eager"))
-    assert run_ranks(1, train_exactly, eager, tmp_path / "eager", "") == [
-        (False, {"cpu"})
-    ]
+    assert run_ranks(1, train_exactly, eager, tmp_path / "eager", "") == [(False, {"cpu"})]
     assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "default"))
 
 
-def test_a_run_that_has_finished_by_default_is_not_refused_with_auto(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_has_finished_by_default_is_not_refused_with_auto(tmp_path: Path) -> None:
     run_ranks(1, train_here, by_default(), tmp_path)
     config = by_default()
-    run_ranks(
-        1,
-        train_here,
-        replace(config, train=replace(config.train, step="auto")),
-        tmp_path,
-    )
-    assert any(
-        message.startswith("this run has finished") for message in messages(tmp_path)
-    )
+    run_ranks(1, train_here, replace(config, train=replace(config.train, step="auto")), tmp_path)
+    assert any(message.startswith("this run has finished") for message in messages(tmp_path))
 
 
 def fail_in_the_trial_of_graphs(config: Config, run: Path) -> None:
@@ -265,12 +231,9 @@ def fail_in_the_trial_of_graphs(config: Config, run: Path) -> None:
     train_here(config, run)
 
 
-def test_a_kind_that_runs_out_of_memory_is_not_tried_at_the_next_start(
-    tmp_path: Path,
-) -> None:
+def test_a_kind_that_runs_out_of_memory_is_not_tried_at_the_next_start(tmp_path: Path) -> None:
     with pytest.raises(
-        RanksFailed,
-        match=r"TrialError: out of memory while --train.step auto tried graph: ",
+        RanksFailed, match=r"TrialError: out of memory while --train.step auto tried graph: "
     ):
         run_ranks(1, fail_in_the_trial_of_graphs, by_default(), tmp_path)
     run_ranks(1, fail_in_the_trial_of_graphs, by_default(), tmp_path)

@@ -33,24 +33,15 @@ from tests.jobs import assert_same_bits, newest
 from tests.ranks import RanksFailed, run_ranks
 from tests.schedules import digest
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA GPU"
-)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def make(
-    name: str,
-    *,
-    precision: str = "fp32",
-    backend: str = "auto",
-    steps: int = 9,
-    **settings: Any,
+    name: str, *, precision: str = "fp32", backend: str = "auto", steps: int = 9, **settings: Any
 ) -> Config:
     models = {
         "digits": ModelConfig(name="mini_resnet", widths=(16, 32), dropout=0.2),
-        "text": ModelConfig(
-            name="gpt", layers=2, width=64, heads=4, context=64, dropout=0.2
-        ),
+        "text": ModelConfig(name="gpt", layers=2, width=64, heads=4, context=64, dropout=0.2),
     }
     return Config(
         model=models[name],
@@ -59,11 +50,7 @@ def make(
         ),
         optim=OptimConfig(name="adamw", lr=1e-3, clip_norm=1.0, schedule="cosine"),
         train=TrainConfig(
-            steps=steps,
-            batch_size=32,
-            precision=precision,
-            deterministic=True,
-            **settings,
+            steps=steps, batch_size=32, precision=precision, deterministic=True, **settings
         ),
         dist=DistConfig(backend=backend),
         checkpoint=CheckpointConfig(every_steps=2, keep_last=10),
@@ -87,14 +74,10 @@ def train_one(
 
         Loop.take_step = die  # type: ignore[method-assign]
     task = load_task(name)
-    ddp = RunManager(
-        seed=0, backend=config.dist.backend, deterministic=config.train.deterministic
-    )
+    ddp = RunManager(seed=0, backend=config.dist.backend, deterministic=config.train.deterministic)
     ddp.setup()
     try:
-        TrainingRun(
-            RunRequest(name, config, run, False, (name,)), task, ddp, Progress()
-        ).train()
+        TrainingRun(RunRequest(name, config, run, False, (name,)), task, ddp, Progress()).train()
         return ddp.backend
     finally:
         ddp.cleanup()
@@ -102,9 +85,7 @@ def train_one(
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", ["digits", "text"])
-def test_killed_and_resumed_is_bit_identical(
-    tmp_path: Path, name: str, precision: str
-) -> None:
+def test_killed_and_resumed_is_bit_identical(tmp_path: Path, name: str, precision: str) -> None:
     config = make(name, precision=precision, accumulate=2)
     run_ranks(1, train_one, name, config, tmp_path / "whole")
     with pytest.raises(RanksFailed, match="ended without a word"):
@@ -141,9 +122,7 @@ def elastic_steps_without_waiting(name: str, precision: str) -> int:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["digits", "text"])
-def test_an_elastic_step_does_not_wait_for_the_device(
-    name: str, precision: str
-) -> None:
+def test_an_elastic_step_does_not_wait_for_the_device(name: str, precision: str) -> None:
     assert run_ranks(1, elastic_steps_without_waiting, name, precision) == [8]
 
 
@@ -154,13 +133,7 @@ def test_elastic_is_bit_identical_on_one_two_and_three_ranks(
 ) -> None:
     """NCCL does not let ranks share a GPU, so several of them talk through gloo here."""
     config = make(
-        name,
-        precision=precision,
-        exact="elastic",
-        shards=4,
-        accumulate=2,
-        backend="gloo",
-        steps=5,
+        name, precision=precision, exact="elastic", shards=4, accumulate=2, backend="gloo", steps=5
     )
     digests = {}
     for world_size in (1, 2, 3):
@@ -168,13 +141,7 @@ def test_elastic_is_bit_identical_on_one_two_and_three_ranks(
         run_ranks(world_size, train_one, name, config, run)
         digests[f"{world_size} over gloo"] = digest(run)
     nccl = make(
-        name,
-        precision=precision,
-        exact="elastic",
-        shards=4,
-        accumulate=2,
-        backend="nccl",
-        steps=5,
+        name, precision=precision, exact="elastic", shards=4, accumulate=2, backend="nccl", steps=5
     )
     assert run_ranks(1, train_one, name, nccl, tmp_path / "nccl") == ["nccl"]
     digests["1 over nccl"] = digest(tmp_path / "nccl")

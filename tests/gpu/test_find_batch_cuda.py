@@ -12,9 +12,7 @@ from drumline.tools.find.batch_search import search_batch
 from drumline.training.manager import RunManager
 from drumline.training.tasks.base import Loss, Task
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA GPU"
-)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 GIB = 1 << 30
 
 
@@ -35,9 +33,7 @@ class Hungry(Task):
 
 def test_what_fits_is_found_and_the_gpu_is_left_as_it_was() -> None:
     free = torch.cuda.mem_get_info()[0]
-    config = Config(
-        data=DataConfig(samples=4096), train=TrainConfig(steps=1, batch_size=4096)
-    )
+    config = Config(data=DataConfig(samples=4096), train=TrainConfig(steps=1, batch_size=4096))
     ddp = RunManager()
     ddp.setup()
     try:

@@ -15,15 +15,9 @@ def test_figures_of_every_gpu() -> None:
     samples = {(name, labels): value for name, labels, value in gpu_samples()}
     assert {name for name, _ in samples} <= set(OF_GPUS)
     assert all(len(labels) == len(OF_GPUS[name].labels) for name, labels in samples)
+    assert samples["gpu_memory_bytes", ("0",)] > samples["gpu_memory_used_bytes", ("0",)]
     assert (
-        samples["gpu_memory_bytes", ("0",)] > samples["gpu_memory_used_bytes", ("0",)]
-    )
-    assert (
-        sum(
-            samples[name, gpu]
-            for name, gpu in samples
-            if name == "gpu_memory_used_bytes"
-        )
+        sum(samples[name, gpu] for name, gpu in samples if name == "gpu_memory_used_bytes")
         >= held.nbytes
     )
     assert 0 <= samples["gpu_utilization_ratio", ("0",)] <= 1

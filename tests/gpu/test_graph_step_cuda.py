@@ -31,12 +31,7 @@ from drumline.data.loader import MicroBatch, Step
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.runs import catalog
 from drumline.runs.events import read_events
-from drumline.training.job.job import (
-    Progress,
-    build_job,
-    leave_default_stream,
-    make_manager,
-)
+from drumline.training.job.job import Progress, build_job, leave_default_stream, make_manager
 from drumline.training.run import TrainingRun
 from drumline.training.run_context import RunRequest
 from drumline.training.steps import graph
@@ -50,9 +45,7 @@ from drumline.training.tasks.ready_hooks import EMA
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA GPU"
-)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 STEPS_OF_AN_EPOCH = 15  # 1,437 digits in batches of 96: 14 full ones, and one of 93
 
 
@@ -63,12 +56,7 @@ def digits(step: str, **settings: Any) -> Config:
         optim=OptimConfig(lr=0.05, clip_norm=1.0, schedule="cosine", warmup_steps=5),
         train=TrainConfig(
             step=step,
-            **{
-                "steps": 5 * STEPS_OF_AN_EPOCH,
-                "batch_size": 96,
-                "deterministic": True,
-                **settings,
-            },
+            **{"steps": 5 * STEPS_OF_AN_EPOCH, "batch_size": 96, "deterministic": True, **settings},
         ),
         checkpoint=CheckpointConfig(every_steps=STEPS_OF_AN_EPOCH, keep_last=10),
         log=LogConfig(every_steps=STEPS_OF_AN_EPOCH, display="none"),
@@ -76,16 +64,11 @@ def digits(step: str, **settings: Any) -> Config:
 
 
 def train_here(
-    config: Config,
-    run: Path,
-    task: type = ImageClassification,
-    forget_after: int | None = None,
+    config: Config, run: Path, task: type = ImageClassification, forget_after: int | None = None
 ) -> None:
     if forget_after is not None:
         for later in [
-            step
-            for step in catalog.list_steps(run / "checkpoints")
-            if step > forget_after
+            step for step in catalog.list_steps(run / "checkpoints") if step > forget_after
         ]:
             store.remove(run / "checkpoints" / catalog.folder_name(later))
     ddp = make_manager(config)
@@ -105,9 +88,7 @@ class Averaged(ImageClassification):
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [
-        event
-        for event in read_events(run / "events" / "rank-00000.jsonl")
-        if event["kind"] == kind
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
     ]
 
 
@@ -124,9 +105,7 @@ def assert_same_state(left: store.Snapshot, right: store.Snapshot) -> None:
     as a number."""
     for file in left.tensors:
         names = [name for name in left.tensors[file] if not name.startswith("groups/")]
-        assert names == [
-            name for name in right.tensors[file] if not name.startswith("groups/")
-        ]
+        assert names == [name for name in right.tensors[file] if not name.startswith("groups/")]
         for name in names:
             assert torch.equal(left.tensors[file][name], right.tensors[file][name]), (
                 f"{file}: {name} differs"
@@ -154,8 +133,7 @@ def test_a_captured_run_has_the_bits_of_an_eager_one(
     assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "graph"))
     assert losses(tmp_path / "eager") == losses(tmp_path / "graph")
     rates = [
-        [event["lr"] for event in events(tmp_path / step, "train")]
-        for step in ("eager", "graph")
+        [event["lr"] for event in events(tmp_path / step, "train")] for step in ("eager", "graph")
     ]
     # on the device a rate is a float32
     assert rates[1] == pytest.approx(rates[0], rel=1e-6)
@@ -170,9 +148,7 @@ def test_a_captured_run_has_the_bits_of_an_eager_one(
 
 def test_adamw_without_a_group_too(tmp_path: Path) -> None:
     for step in ("eager", "graph"):
-        config = replace(
-            digits(step, precision="bf16"), optim=OptimConfig(name="adamw", lr=1e-3)
-        )
+        config = replace(digits(step, precision="bf16"), optim=OptimConfig(name="adamw", lr=1e-3))
         run_ranks(1, train_alone, config, tmp_path / step)
     assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "graph"))
 
@@ -192,24 +168,14 @@ def train_alone(config: Config, run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("step", "precision"),
-    [
-        ("graph", "bf16"),
-        ("graph", "fp16"),
-        ("compile", "bf16"),
-        ("compiled_graph", "bf16"),
-    ],
+    [("graph", "bf16"), ("graph", "fp16"), ("compile", "bf16"), ("compiled_graph", "bf16")],
 )
 def test_a_run_resumes_bit_for_bit(tmp_path: Path, step: str, precision: str) -> None:
     config = digits(step, precision=precision)
     run_ranks(1, train_here, config, tmp_path / "whole")
     run_ranks(1, train_here, config, tmp_path / "resumed")
     run_ranks(
-        1,
-        train_here,
-        config,
-        tmp_path / "resumed",
-        ImageClassification,
-        2 * STEPS_OF_AN_EPOCH,
+        1, train_here, config, tmp_path / "resumed", ImageClassification, 2 * STEPS_OF_AN_EPOCH
     )
     assert_same_bits(newest(tmp_path / "whole"), newest(tmp_path / "resumed"))
     assert losses(tmp_path / "whole")[-3:] == losses(tmp_path / "resumed")[-3:]
@@ -258,9 +224,7 @@ def train_and_count_captures(config: Config, run: Path) -> int:
 def test_of_more_than_eight_shapes_the_first_eight_are_captured(tmp_path: Path) -> None:
     for step, expected in (("eager", 0), ("graph", 8)):
         config = digits(step, steps=8 * STEPS_OF_AN_EPOCH)
-        assert run_ranks(1, train_and_count_captures, config, tmp_path / step) == [
-            expected
-        ]
+        assert run_ranks(1, train_and_count_captures, config, tmp_path / step) == [expected]
     said = messages(tmp_path / "graph")
     assert not any("because" in message for message in said)
     assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "graph"))
@@ -327,16 +291,8 @@ def test_what_cannot_be_captured_falls_back_with_a_sentence_and_the_same_bits(
     tmp_path: Path, task: type
 ) -> None:
     for step in ("eager", "graph"):
-        run_ranks(
-            1,
-            train_here,
-            digits(step, precision="fp16", steps=40),
-            tmp_path / step,
-            task,
-        )
-    said = [
-        message for message in messages(tmp_path / "graph") if "not captured" in message
-    ]
+        run_ranks(1, train_here, digits(step, precision="fp16", steps=40), tmp_path / step, task)
+    said = [message for message in messages(tmp_path / "graph") if "not captured" in message]
     because = "steps run eagerly, not captured as a CUDA graph, because "
     assert len(said) == 1
     assert said[0].startswith(because + REASONS[task])
@@ -371,42 +327,31 @@ def test_all_ways_to_step_have_the_same_loss_curve(tmp_path: Path, kind: str) ->
             task = Synthetic
         else:
             config = replace(
-                digits(
-                    step,
-                    precision="bf16",
-                    deterministic=False,
-                    steps=8 * STEPS_OF_AN_EPOCH,
-                ),
+                digits(step, precision="bf16", deterministic=False, steps=8 * STEPS_OF_AN_EPOCH),
                 model=ModelConfig(),
             )
             task = ImageClassification
         run_ranks(1, train_here, config, tmp_path / step, task)
         curves[step] = losses(tmp_path / step)
-        assert not [
-            message for message in messages(tmp_path / step) if "because" in message
-        ]
+        assert not [message for message in messages(tmp_path / step) if "because" in message]
     for step in ("compile", "graph", "compiled_graph"):
         assert curves[step] == pytest.approx(curves["eager"], rel=0.05, abs=0.03), step
     assert curves["eager"][-1] < 0.7 * curves["eager"][0]
 
 
 def test_auto_says_what_it_chose_and_keeps_it(tmp_path: Path) -> None:
-    config = digits(
-        "auto", precision="bf16", deterministic=False, steps=10 * STEPS_OF_AN_EPOCH
-    )
+    config = digits("auto", precision="bf16", deterministic=False, steps=10 * STEPS_OF_AN_EPOCH)
     run_ranks(1, train_here, config, tmp_path)
-    [said] = [
-        message for message in messages(tmp_path) if message.startswith("steps run as ")
-    ]
+    [said] = [message for message in messages(tmp_path) if message.startswith("steps run as ")]
     choice = said.removeprefix("steps run as ").partition(",")[0]
     assert choice in ("eager", "compile", "graph", "compiled_graph")
     assert f"{choice} 1.00" in said
     assert newest(tmp_path).documents["progress"]["facts"]["step"] == choice
     longer = replace(config, train=replace(config.train, steps=11 * STEPS_OF_AN_EPOCH))
     run_ranks(1, train_here, longer, tmp_path)
-    assert [
-        message for message in messages(tmp_path) if message.startswith("steps run as ")
-    ] == [said]
+    assert [message for message in messages(tmp_path) if message.startswith("steps run as ")] == [
+        said
+    ]
 
 
 def test_a_replayed_step_never_waits_for_the_device() -> None:
@@ -448,12 +393,8 @@ def replay_while_others_give_memory_back() -> tuple[float, float]:
             assert layer.weight.grad is not None
             total.copy_(layer.weight.grad.float().norm())
 
-    batch = MicroBatch(
-        torch.ones(64, 4096, device="cuda", dtype=torch.bfloat16), 64, True, 0, True
-    )
-    plan = plan_step(
-        Cursor(), length=64, sharding=Sharding(batch_size=64, rank=0, world_size=1)
-    )
+    batch = MicroBatch(torch.ones(64, 4096, device="cuda", dtype=torch.bfloat16), 64, True, 0, True)
+    plan = plan_step(Cursor(), length=64, sharding=Sharding(batch_size=64, rank=0, world_size=1))
     for _ in range(3):
         run(Step(plan, iter([batch])))
     step = Step(plan, iter([batch]))
@@ -467,9 +408,7 @@ def replay_while_others_give_memory_back() -> tuple[float, float]:
     return before, total.item()
 
 
-def test_saves_that_end_while_a_step_is_watched_or_captured_leave_no_trace(
-    tmp_path: Path,
-) -> None:
+def test_saves_that_end_while_a_step_is_watched_or_captured_leave_no_trace(tmp_path: Path) -> None:
     run_ranks(1, train_with_saves_that_end_in_steps, tmp_path)
     assert not [message for message in messages(tmp_path) if "because" in message]
     assert newest(tmp_path).documents["progress"]["step"] == STEPS_OF_AN_EPOCH
@@ -497,9 +436,7 @@ def train_with_saves_that_end_in_steps(run: Path) -> None:
             yield reasons
             wait_for_saves()
 
-    def capture_until_saved(
-        self: CapturedStep, inner: Callable[[Step], None], *rest: Any
-    ) -> None:
+    def capture_until_saved(self: CapturedStep, inner: Callable[[Step], None], *rest: Any) -> None:
         def take_until_saved(step: Step) -> None:
             inner(step)
             wait_for_saves()
@@ -510,6 +447,4 @@ def train_with_saves_that_end_in_steps(run: Path) -> None:
     graph.observed = observed_until_saved
     CapturedStep.__init__ = capture_until_saved
     config = digits("graph", steps=STEPS_OF_AN_EPOCH)
-    train_here(
-        replace(config, checkpoint=CheckpointConfig(every_steps=1, keep_last=2)), run
-    )
+    train_here(replace(config, checkpoint=CheckpointConfig(every_steps=1, keep_last=2)), run)

@@ -63,9 +63,7 @@ def test_loss_backward_and_meter_never_wait_for_the_device(
 
     with waiting_is_an_error():
         for _ in range(2):
-            with torch.autocast(
-                "cuda", dtype=precision, enabled=precision is not torch.float32
-            ):
+            with torch.autocast("cuda", dtype=precision, enabled=precision is not torch.float32):
                 loss = task.loss(model, data)
             loss.total.backward()
             meter.add(loss.total, len(data[0]), loss.metrics)
@@ -76,9 +74,7 @@ def test_loss_backward_and_meter_never_wait_for_the_device(
 
 
 @both
-def test_recomputed_activations_give_the_same_bits(
-    build: Callable[..., nn.Module],
-) -> None:
+def test_recomputed_activations_give_the_same_bits(build: Callable[..., nn.Module]) -> None:
     torch.manual_seed(0)
     plain = build().to(GPU)
     recomputed = build(activation_checkpointing=True).to(GPU)
@@ -102,8 +98,5 @@ def test_recomputed_activations_give_the_same_bits(
 
 
 def test_what_waits_is_found() -> None:
-    with (
-        pytest.raises(RuntimeError, match="synchronizing CUDA operation"),
-        waiting_is_an_error(),
-    ):
+    with pytest.raises(RuntimeError, match="synchronizing CUDA operation"), waiting_is_an_error():
         torch.ones(1, device=GPU).item()

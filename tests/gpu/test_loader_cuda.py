@@ -35,11 +35,7 @@ def make(device: str, dataset: Any, *, workers: int = 0) -> IndexedLoader:
     where = torch.device(device)
     sharding = Sharding(batch_size=64, rank=0, world_size=1)
     return IndexedLoader(
-        dataset,
-        sharding=sharding,
-        device=where,
-        seed=1,
-        options=LoadingOptions(workers=workers),
+        dataset, sharding=sharding, device=where, seed=1, options=LoadingOptions(workers=workers)
     )
 
 

@@ -88,9 +88,7 @@ class LoggedRanks:
 
     def wait_for_line(self, rank: int, pattern: str) -> None:
         deadline = time.monotonic() + LIMIT
-        while not (
-            self.logs[rank].exists() and re.search(pattern, self.logs[rank].read_text())
-        ):
+        while not (self.logs[rank].exists() and re.search(pattern, self.logs[rank].read_text())):
             assert time.monotonic() < deadline, self.logs[rank].read_text()
             time.sleep(0.1)
 
@@ -141,9 +139,7 @@ def test_two_ranks_over_sockets(tmp_path: Path) -> None:
 
 
 def test_an_interface_that_does_not_exist(tmp_path: Path) -> None:
-    with logged_ranks(
-        tmp_path, "no-interface", NCCL_SOCKET_IFNAME="nonexistent0"
-    ) as ranks:
+    with logged_ranks(tmp_path, "no-interface", NCCL_SOCKET_IFNAME="nonexistent0") as ranks:
         ranks.wait_for_line(0, "NCCL WARN")
     assert "nonexistent0" in text_of(ranks)
 

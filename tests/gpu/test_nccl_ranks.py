@@ -115,12 +115,8 @@ def folder(tmp_path: Path) -> Path:
 class Command:
     """A `drumline` command that runs, started by `prefix`; what it prints goes to a file."""
 
-    def __init__(
-        self, folder: Path, words: tuple[str, ...], prefix: tuple[str, ...] = ()
-    ) -> None:
-        path = os.pathsep.join(
-            [str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]
-        )
+    def __init__(self, folder: Path, words: tuple[str, ...], prefix: tuple[str, ...] = ()) -> None:
+        path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.log = folder / f"output-{len(list(folder.glob('output-*')))}"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -156,9 +152,7 @@ class Command:
 
 
 @contextmanager
-def running(
-    folder: Path, *words: str, prefix: tuple[str, ...] = ()
-) -> Iterator[Command]:
+def running(folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> Iterator[Command]:
     command = Command(folder, words, prefix)
     try:
         yield command
@@ -177,16 +171,7 @@ def run(
 
 
 def train(folder: Path, task: str, name: str, *words: str, procs: int = 2) -> Command:
-    return run(
-        folder,
-        "train",
-        f"tasks.py:{task}",
-        "--procs",
-        str(procs),
-        "--run",
-        name,
-        *words,
-    )
+    return run(folder, "train", f"tasks.py:{task}", "--procs", str(procs), "--run", name, *words)
 
 
 def losses(folder: Path, name: str) -> list[float]:
@@ -212,9 +197,7 @@ def test_every_kind_of_step_trains_exits_and_agrees_with_eager(folder: Path) -> 
         assert results[step] == pytest.approx(results["eager"], rel=0.05, abs=0.03)
 
 
-def test_captured_steps_of_a_compiled_model_do_not_keep_the_process(
-    folder: Path,
-) -> None:
+def test_captured_steps_of_a_compiled_model_do_not_keep_the_process(folder: Path) -> None:
     """torch's compiler refers to a graph of this model to the end, and NCCL would wait for it."""
     words = ("--run", "digits", "--train.step", "compiled_graph", "--train.epochs", "6")
     command = run(folder, "train", "digits", "--procs", "2", *words)
@@ -234,9 +217,7 @@ def test_auto_tries_every_step_and_exits(folder: Path) -> None:
         "--no-train.deterministic",
     )
     assert command.process.returncode == 0, command.output
-    assert re.search(r"steps run as \w+, the fastest here", command.output), (
-        command.output
-    )
+    assert re.search(r"steps run as \w+, the fastest here", command.output), command.output
 
 
 def test_elastic_has_the_same_bits_on_one_to_four_ranks(folder: Path) -> None:
@@ -247,9 +228,7 @@ def test_elastic_has_the_same_bits_on_one_to_four_ranks(folder: Path) -> None:
     assert len({digest(folder / f"elastic-{procs}") for procs in (1, 2, 3, 4)}) == 1
 
 
-def test_a_run_resumes_on_other_numbers_of_ranks_with_each_sample_once(
-    folder: Path,
-) -> None:
+def test_a_run_resumes_on_other_numbers_of_ranks_with_each_sample_once(folder: Path) -> None:
     for procs, steps in ((2, "20"), (3, "40"), (1, "60")):
         command = train(folder, "Points", "moved", "--train.steps", steps, procs=procs)
         assert command.process.returncode == 0, command.output
@@ -314,24 +293,14 @@ def test_a_rank_that_is_stopped_or_killed_is_named(
         command.wait_for(r"saved step 40 ")
         os.kill(pid_of(folder, "faulty", 1), number)
         assert command.finish() != 0, command.output
-    assert re.search(rf"rank 1 on {re.escape(HOST)}.*{said}", command.output), (
-        command.output
-    )
+    assert re.search(rf"rank 1 on {re.escape(HOST)}.*{said}", command.output), command.output
 
 
-@pytest.mark.parametrize(
-    ("task", "said"), [("Mismatch", "all_?reduce"), ("Leaves", "exit")]
-)
-def test_a_mismatch_and_a_rank_that_leaves_are_named(
-    folder: Path, task: str, said: str
-) -> None:
-    command = run(
-        folder, *ONCE, f"tasks.py:{task}", "--run", "faulty", "--watch.on_hang", "stop"
-    )
+@pytest.mark.parametrize(("task", "said"), [("Mismatch", "all_?reduce"), ("Leaves", "exit")])
+def test_a_mismatch_and_a_rank_that_leaves_are_named(folder: Path, task: str, said: str) -> None:
+    command = run(folder, *ONCE, f"tasks.py:{task}", "--run", "faulty", "--watch.on_hang", "stop")
     assert command.process.returncode != 0, command.output
-    assert re.search(rf"rank 1 on {re.escape(HOST)}.*({said})", command.output), (
-        command.output
-    )
+    assert re.search(rf"rank 1 on {re.escape(HOST)}.*({said})", command.output), command.output
 
 
 @pytest.mark.timeout(400)  # two runs of 3,000 steps, beside other tests on the one GPU
@@ -349,22 +318,16 @@ def test_a_preempted_run_saves_and_resumes_with_the_same_bits(folder: Path) -> N
 
 
 @pytest.mark.parametrize("comm", ["bf16", "fp16"])
-def test_rounded_gradients_are_captured_with_the_same_bits(
-    folder: Path, comm: str
-) -> None:
+def test_rounded_gradients_are_captured_with_the_same_bits(folder: Path, comm: str) -> None:
     for step in ("eager", "graph"):
-        command = train(
-            folder, "Points", step, "--train.step", step, "--dist.comm", comm
-        )
+        command = train(folder, "Points", step, "--train.step", step, "--dist.comm", comm)
         assert command.process.returncode == 0, command.output
         assert "run eagerly" not in command.output, command.output
     plain = train(folder, "Points", "plain")
     assert plain.process.returncode == 0, plain.output
     assert losses(folder, "graph") == losses(folder, "eager")
     assert losses(folder, "eager") != losses(folder, "plain")
-    assert losses(folder, "eager") == pytest.approx(
-        losses(folder, "plain"), rel=0.05, abs=0.03
-    )
+    assert losses(folder, "eager") == pytest.approx(losses(folder, "plain"), rel=0.05, abs=0.03)
 
 
 def test_powersgd_resumes_with_the_same_bits_and_is_not_captured(folder: Path) -> None:
@@ -380,10 +343,7 @@ def test_powersgd_resumes_with_the_same_bits_and_is_not_captured(folder: Path) -
     words += ("--train.steps", "600")
     refused = train(folder, "Points", "refused", *words, "--train.step", "graph")
     assert refused.process.returncode == 2, refused.output
-    assert (
-        "PowerSGD waits for the device in every step (--dist.comm powersgd)"
-        in refused.output
-    )
+    assert "PowerSGD waits for the device in every step (--dist.comm powersgd)" in refused.output
     assert train(folder, "Points", "whole", *words).process.returncode == 0
     with running(
         folder, "train", "tasks.py:Points", "--procs", "2", "--run", "preempted", *words
@@ -398,13 +358,7 @@ def test_powersgd_resumes_with_the_same_bits_and_is_not_captured(folder: Path) -
 
 def test_the_doctors_collectives_are_right(folder: Path) -> None:
     port = free_port()
-    words = [
-        sys.executable,
-        "-m",
-        "drumline.tools.doctor.ranks.doctor_rank",
-        "nccl",
-        "60",
-    ]
+    words = [sys.executable, "-m", "drumline.tools.doctor.ranks.doctor_rank", "nccl", "60"]
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
     ranks = [
         subprocess.Popen(
@@ -425,13 +379,11 @@ def test_the_doctors_collectives_are_right(folder: Path) -> None:
     assert all('"ok": true' in text for text in outputs), outputs
 
 
-def test_a_group_that_cannot_be_destroyed_does_not_keep_the_process(
-    folder: Path,
-) -> None:
+def test_a_group_that_cannot_be_destroyed_does_not_keep_the_process(folder: Path) -> None:
     """A graph of the user's own with a collective in it, which is alive to the end."""
     (folder / "own.py").write_text(KEEPS_A_GRAPH)
     command = run(folder, "launch", "--procs", "2", "own.py")
-    assert re.search(
-        r"not destroyed within \d+ s. Try: release CUDA graphs", command.output
-    ), command.output
+    assert re.search(r"not destroyed within \d+ s. Try: release CUDA graphs", command.output), (
+        command.output
+    )
     assert command.output.count("trained") == 2, command.output

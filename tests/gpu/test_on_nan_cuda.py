@@ -61,21 +61,14 @@ def config_of(on_nan: str, step: str, optimizer: str) -> Config:
     }
     checkpoint = CheckpointConfig(every_steps=FIRST_BAD, keep_last=9)
     config = make_config(
-        samples=STEPS * BATCH,
-        batch_size=BATCH,
-        epochs=1,
-        checkpoint=checkpoint,
-        **settings,
+        samples=STEPS * BATCH, batch_size=BATCH, epochs=1, checkpoint=checkpoint, **settings
     )
     return replace(config, log=LogConfig(every_steps=8, display="none"))
 
 
 WAYS = [
     "eager",
-    *(
-        pytest.param(way, marks=needs_gpu)
-        for way in ("compile", "graph", "compiled_graph")
-    ),
+    *(pytest.param(way, marks=needs_gpu) for way in ("compile", "graph", "compiled_graph")),
 ]
 
 
@@ -83,9 +76,7 @@ WAYS = [
 def test_it_stops_and_names_step_and_module(tmp_path: Path, step: str) -> None:
     with pytest.raises(RanksFailed) as failed:
         train_on(1, config_of("stop", step, "adamw"), LateNan, tmp_path)
-    assert "the loss is not finite: 0 (Fragile) is the first module" in str(
-        failed.value
-    )
+    assert "the loss is not finite: 0 (Fragile) is the first module" in str(failed.value)
     assert f"step {FIRST_BAD}]" in str(failed.value)
 
 
@@ -99,18 +90,13 @@ def test_a_captured_step_leaves_out_the_update_that_an_eager_one_does(
         events = list(read_events(tmp_path / step / "events" / "rank-00000.jsonl"))
         messages = [event["message"] for event in events if event["kind"] == "warning"]
         assert [
-            f"were skipped: 1, the first at step {FIRST_BAD} " in message
-            for message in messages
+            f"were skipped: 1, the first at step {FIRST_BAD} " in message for message in messages
         ] == [True]
         [after] = [
-            event["loss"]
-            for event in events
-            if event["kind"] == "train" and event["step"] == STEPS
+            event["loss"] for event in events if event["kind"] == "train" and event["step"] == STEPS
         ]
         assert math.isfinite(after)
-    eager, last = (
-        newest(tmp_path / step).tensors["model"] for step in (ways[0], ways[-1])
-    )
+    eager, last = (newest(tmp_path / step).tensors["model"] for step in (ways[0], ways[-1]))
     at_the_nan = store.read(
         tmp_path / "eager" / "checkpoints" / catalog.folder_name(FIRST_BAD)
     ).tensors["model"]

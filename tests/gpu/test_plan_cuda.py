@@ -66,18 +66,12 @@ class Gpt(Task):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         scores = model(batch[0])
         return Loss(
-            functional.cross_entropy(
-                scores.flatten(0, 1), batch[1].flatten(), reduction="sum"
-            )
+            functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten(), reduction="sum")
         )
 
 
 def config_of(
-    size: tuple[int, ...],
-    *,
-    precision: str = "bf16",
-    mode: str = "ddp",
-    recomputes: bool = False,
+    size: tuple[int, ...], *, precision: str = "bf16", mode: str = "ddp", recomputes: bool = False
 ) -> Config:
     layers, width, heads, context, micro = size
     model = ModelConfig(
@@ -87,9 +81,7 @@ def config_of(
         context=context,
         activation_checkpointing=recomputes,
     )
-    train = TrainConfig(
-        steps=4, batch_size_per_rank=micro, precision=precision, step="eager"
-    )
+    train = TrainConfig(steps=4, batch_size_per_rank=micro, precision=precision, step="eager")
     return Config(
         model=model,
         train=train,
@@ -104,10 +96,7 @@ def measured(config: Config, world_size: int) -> int:
     if world_size == 1:
         for name in rank_environment(0, 1, 0):
             os.environ.pop(name, None)
-    os.environ |= {
-        "NCCL_HOSTID": f"host-{os.environ.get('RANK')}",
-        "NCCL_SOCKET_IFNAME": "lo",
-    }
+    os.environ |= {"NCCL_HOSTID": f"host-{os.environ.get('RANK')}", "NCCL_SOCKET_IFNAME": "lo"}
     ddp = make_manager(config)
     ddp.setup()
     job = build_job(config, Gpt(config), ddp, step_kind="eager")
@@ -128,9 +117,7 @@ def measured(config: Config, world_size: int) -> int:
 
 
 def compare(config: Config, world_size: int, mode: str = "ddp") -> None:
-    plan = plan_memory(
-        config, Gpt(config), worlds=(world_size,), ranks_per_node=world_size
-    )
+    plan = plan_memory(config, Gpt(config), worlds=(world_size,), ranks_per_node=world_size)
     planned = next(rank for rank in plan.ranks if rank.mode == mode)
     real = max(run_ranks(world_size, measured, config, world_size, timeout_s=300.0))
     size = f"{plan.num_parameters / 1e6:.0f}M {config.train.precision} {mode} on {world_size}"
@@ -138,14 +125,10 @@ def compare(config: Config, world_size: int, mode: str = "ddp") -> None:
         f"\n{size}: planned {planned.total / 1e9:.3f} GB, measured {real / 1e9:.3f} GB, {planned.total / real:.3f}"
     )
     print(f"  {planned}")
-    assert planned.total == pytest.approx(real, rel=MARGIN), (
-        f"{size}: {planned}, measured {real}"
-    )
+    assert planned.total == pytest.approx(real, rel=MARGIN), f"{size}: {planned}, measured {real}"
 
 
-@pytest.mark.parametrize(
-    "size", [SMALL, MEDIUM, LARGE], ids=["small", "medium", "large"]
-)
+@pytest.mark.parametrize("size", [SMALL, MEDIUM, LARGE], ids=["small", "medium", "large"])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_ddp_holds_what_was_planned(size: tuple[int, ...], world_size: int) -> None:
     compare(config_of(size), world_size)
@@ -159,18 +142,13 @@ def test_other_settings_hold_what_was_planned() -> None:
 
 
 @pytest.mark.parametrize("mode", ["zero1", "fsdp"])
-@pytest.mark.parametrize(
-    "size", [SMALL, MEDIUM, LARGE], ids=["small", "medium", "large"]
-)
+@pytest.mark.parametrize("size", [SMALL, MEDIUM, LARGE], ids=["small", "medium", "large"])
 def test_sharded_modes_hold_what_was_planned(size: tuple[int, ...], mode: str) -> None:
     compare(config_of(size, mode=mode), 2, mode)
 
 
 def settled(config: Config) -> str:
-    os.environ |= {
-        "NCCL_HOSTID": f"host-{os.environ['RANK']}",
-        "NCCL_SOCKET_IFNAME": "lo",
-    }
+    os.environ |= {"NCCL_HOSTID": f"host-{os.environ['RANK']}", "NCCL_SOCKET_IFNAME": "lo"}
     ddp = make_manager(config)
     ddp.setup()
     try:

@@ -23,9 +23,7 @@ pytestmark = [
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "sitecustomize.py").write_text(OWN_HOSTS)
-    (tmp_path / "planted.py").write_text(
-        (ROOT / "tests" / "planted_jobs.py").read_text()
-    )
+    (tmp_path / "planted.py").write_text((ROOT / "tests" / "planted_jobs.py").read_text())
     return tmp_path
 
 
@@ -42,27 +40,13 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-def profile(
-    folder: Path, task: str, *words: str, prefix: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def profile(folder: Path, task: str, *words: str, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
     """The document of a profile of two ranks; what the command prints to both streams is in one
     file."""
-    words = (
-        f"planted.py:{task}",
-        "--procs",
-        "2",
-        "--run",
-        "profiled",
-        "--json",
-        *words,
-    )
+    words = (f"planted.py:{task}", "--procs", "2", "--run", "profiled", "--json", *words)
     # With --try ten short runs follow each other.
     command = run(
-        folder,
-        "profile",
-        *words,
-        prefix=prefix,
-        limit_s=400 if "--try" in words else LIMIT_S,
+        folder, "profile", *words, prefix=prefix, limit_s=400 if "--try" in words else LIMIT_S
     )
     assert command.process.returncode == 0, command.output
     lines = [line for line in command.output.splitlines() if line.startswith("{")]
@@ -86,24 +70,18 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("task", "bottleneck", "words"), CASES, ids=[case[0] for case in CASES]
-)
+@pytest.mark.parametrize(("task", "bottleneck", "words"), CASES, ids=[case[0] for case in CASES])
 def test_a_planted_bottleneck_is_named_first(
     folder: Path, task: str, bottleneck: str, words: tuple[str, ...]
 ) -> None:
     result = profile(folder, task, *words)
     assert (result["backend"], result["world_size"]) == ("nccl", 2)
-    assert result["advice"][0]["bottleneck"] == bottleneck, json.dumps(
-        result["advice"], indent=1
-    )
+    assert result["advice"][0]["bottleneck"] == bottleneck, json.dumps(result["advice"], indent=1)
     for rank in result["ranks"]:
         mean = sum(rank["step_s"]) / len(rank["step_s"])
         assert sum(rank["parts_s"].values()) == pytest.approx(mean, rel=0.02)
     if task == "ItemEachStep":
-        assert "planted.py:" in result["advice"][0]["text"], (
-            "the line of the .item() is named"
-        )
+        assert "planted.py:" in result["advice"][0]["text"], "the line of the .item() is named"
 
 
 def test_a_throttled_link_is_named_first(folder: Path) -> None:
@@ -115,15 +93,11 @@ def test_a_throttled_link_is_named_first(folder: Path) -> None:
     limited = ("unshare", "--net", sys.executable, "-c", SLOW_LOOPBACK, "400mbit")
     result = profile(folder, "Planted", "--task.width", "1024", prefix=limited)
     assert (result["backend"], result["world_size"]) == ("nccl", 2)
-    assert result["advice"][0]["bottleneck"] == "network", json.dumps(
-        result["advice"], indent=1
-    )
+    assert result["advice"][0]["bottleneck"] == "network", json.dumps(result["advice"], indent=1)
     for rank in result["ranks"]:
         mean = sum(rank["step_s"]) / len(rank["step_s"])
         assert sum(rank["parts_s"].values()) == pytest.approx(mean, rel=0.02)
-    rates = [
-        bucket["num_bytes"] * 8 / bucket["reduce_s"] for bucket in result["buckets"]
-    ]
+    rates = [bucket["num_bytes"] * 8 / bucket["reduce_s"] for bucket in result["buckets"]]
     assert rates
     assert max(rates) < 400e6, "two ranks share the limit of the loopback"
 
@@ -150,9 +124,7 @@ def test_overlap_and_idle_time_can_be_compared_with_other_tools(folder: Path) ->
     by_rank = {rank.rank: ours(rank) for rank in result.ranks}
     assert all(0 <= percent <= 100 for pair in by_rank.values() for percent in pair)
     pytest.importorskip("hta", reason="Holistic Trace Analysis is not on the path")
-    others = theirs(
-        {rank: trace_path(run_folder / "profile", rank) for rank in by_rank}
-    )
+    others = theirs({rank: trace_path(run_folder / "profile", rank) for rank in by_rank})
     for rank, pair in by_rank.items():
         assert others[rank] == pytest.approx(pair, abs=GOAL), (rank, pair, others[rank])
 
@@ -160,8 +132,6 @@ def test_overlap_and_idle_time_can_be_compared_with_other_tools(folder: Path) ->
 @pytest.mark.timeout(450)
 def test_what_a_change_brings_is_within_its_band(folder: Path) -> None:
     result = profile(folder, "TinyBuckets", "--try")
-    (trial,) = [
-        trial for trial in result["trials"] if "dist.bucket_cap_mb" in trial["settings"]
-    ]
+    (trial,) = [trial for trial in result["trials"] if "dist.bucket_cap_mb" in trial["settings"]]
     assert trial["failure"] is None
     assert trial["band"][0] <= trial["ratio"] <= trial["band"][1], trial

@@ -12,16 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.test_nccl_ranks import (
-    HOST,
-    OWN_HOSTS,
-    Command,
-    losses,
-    pid_of,
-    run,
-    running,
-    train,
-)
+from tests.gpu.test_nccl_ranks import HOST, OWN_HOSTS, Command, losses, pid_of, run, running, train
 from tests.jobs import assert_same_bits, newest
 
 pytestmark = [
@@ -70,13 +61,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def train_in(
-    folder: Path, mode: str, name: str, *words: str, procs: int = 2
-) -> Command:
+def train_in(folder: Path, mode: str, name: str, *words: str, procs: int = 2) -> Command:
     shards = ("--dist.shard_ranks", "2") if mode == "hsdp" else ()
-    command = train(
-        folder, "Words", name, "--dist.mode", mode, *shards, *words, procs=procs
-    )
+    command = train(folder, "Words", name, "--dist.mode", mode, *shards, *words, procs=procs)
     assert command.process.returncode == 0, command.output
     return command
 
@@ -88,11 +75,7 @@ def train_in(
         (4, (), 1e-4),
         (2, ("--train.precision", "bf16"), 0.02),
         (2, ("--train.precision", "fp16"), 0.02),
-        (
-            2,
-            ("--model.activation_checkpointing", "every:2", "--dist.wrap", "Block"),
-            1e-4,
-        ),
+        (2, ("--model.activation_checkpointing", "every:2", "--dist.wrap", "Block"), 1e-4),
     ],
     ids=["fp32", "fp32 on 4", "bf16", "fp16", "recomputed"],
 )
@@ -101,31 +84,16 @@ def test_every_mode_trains_as_ddp_does(
 ) -> None:
     for mode in MODES:
         train_in(folder, mode, mode, *words, procs=procs)
-        assert losses(folder, mode) == pytest.approx(
-            losses(folder, "ddp"), rel=tolerance
-        ), mode
+        assert losses(folder, mode) == pytest.approx(losses(folder, "ddp"), rel=tolerance), mode
     assert losses(folder, "ddp")[-1] < losses(folder, "ddp")[0]
 
 
 def test_parameters_are_gathered_in_bf16(folder: Path) -> None:
     train_in(folder, "ddp", "ddp", "--train.precision", "bf16")
     for mode in MODES[1:]:
-        train_in(
-            folder,
-            mode,
-            mode,
-            "--train.precision",
-            "bf16",
-            "--dist.shard_dtype",
-            "bf16",
-        )
-        assert losses(folder, mode) == pytest.approx(losses(folder, "ddp"), rel=0.03), (
-            mode
-        )
-    assert (
-        newest(folder / "fsdp").tensors["model"]["blocks.0.mlp_in.weight"].dtype
-        is torch.float32
-    )
+        train_in(folder, mode, mode, "--train.precision", "bf16", "--dist.shard_dtype", "bf16")
+        assert losses(folder, mode) == pytest.approx(losses(folder, "ddp"), rel=0.03), mode
+    assert newest(folder / "fsdp").tensors["model"]["blocks.0.mlp_in.weight"].dtype is torch.float32
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
@@ -161,9 +129,7 @@ def test_modes_and_numbers_of_ranks_change_between_starts(folder: Path) -> None:
     train_in(folder, "ddp", "whole", "--train.steps", "60", *rate, procs=1)
     legs = [("ddp", 2), ("fsdp", 3), ("zero1", 2), ("hsdp", 4), ("fsdp", 2), ("ddp", 1)]
     for number, (mode, procs) in enumerate(legs, 1):
-        train_in(
-            folder, mode, "legs", "--train.steps", str(10 * number), *rate, procs=procs
-        )
+        train_in(folder, mode, "legs", "--train.steps", str(10 * number), *rate, procs=procs)
     # Adam divides by the size of gradients, so that weights of small ones differ in their last
     # digits.
     expected = newest(folder / "whole").tensors["model"]
@@ -175,9 +141,7 @@ def test_modes_and_numbers_of_ranks_change_between_starts(folder: Path) -> None:
 
 def test_the_optimizer_may_run_on_the_host(folder: Path) -> None:
     train_in(folder, "ddp", "ddp")
-    train_in(
-        folder, "fsdp", "host", "--dist.offload_optimizer", "--train.on_nan", "skip"
-    )
+    train_in(folder, "fsdp", "host", "--dist.offload_optimizer", "--train.on_nan", "skip")
     assert losses(folder, "host") == pytest.approx(losses(folder, "ddp"), rel=1e-3)
     train_in(
         folder,
@@ -192,20 +156,14 @@ def test_the_optimizer_may_run_on_the_host(folder: Path) -> None:
     train_in(folder, "fsdp", "meta", "--dist.meta_init", "--dist.offload_optimizer")
 
 
-def test_a_model_without_memory_begins_with_the_same_weights_in_every_mode(
-    folder: Path,
-) -> None:
+def test_a_model_without_memory_begins_with_the_same_weights_in_every_mode(folder: Path) -> None:
     for mode in MODES:
         train_in(folder, mode, mode, "--dist.meta_init")
-        assert losses(folder, mode) == pytest.approx(losses(folder, "ddp"), rel=1e-4), (
-            mode
-        )
+        assert losses(folder, mode) == pytest.approx(losses(folder, "ddp"), rel=1e-4), mode
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
-def test_a_stopped_rank_is_named_with_what_the_others_wait_in(
-    folder: Path, mode: str
-) -> None:
+def test_a_stopped_rank_is_named_with_what_the_others_wait_in(folder: Path, mode: str) -> None:
     shards = ("--dist.shard_ranks", "2") if mode == "hsdp" else ()
     words = (
         "--run",
@@ -224,9 +182,7 @@ def test_a_stopped_rank_is_named_with_what_the_others_wait_in(
         command.wait_for(r"saved step 16 ")
         os.kill(pid_of(folder, "stopped", 1), signal.SIGSTOP)
         assert command.finish() != 0, command.output
-    waits = (
-        r"1 rank is blocked in (all_gather|reduce_scatter|all_reduce|broadcast) #\d+"
-    )
+    waits = r"1 rank is blocked in (all_gather|reduce_scatter|all_reduce|broadcast) #\d+"
     assert re.search(
         rf"rank 1 on {re.escape(HOST)} is stopped by a signal.*{waits}", command.output
     ), command.output

@@ -10,15 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.test_nccl_ranks import (
-    OWN_HOSTS,
-    ROOT,
-    losses,
-    pid_of,
-    run,
-    running,
-    train,
-)
+from tests.gpu.test_nccl_ranks import OWN_HOSTS, ROOT, losses, pid_of, run, running, train
 from tests.gpu.test_sharded_modes_cuda import TASKS
 from tests.jobs import assert_same_bits, newest
 
@@ -27,29 +19,18 @@ pytestmark = [
     pytest.mark.nccl_ranks,
 ]
 STEPS = ("--train.steps", "200", "--checkpoint.every_steps", "40")
-STREAMED = (
-    "--dist.sync_parts",
-    "2",
-    "--dist.sync_overlap",
-    "2",
-    "--dist.outer_dtype",
-    "int8",
-)
+STREAMED = ("--dist.sync_parts", "2", "--dist.sync_overlap", "2", "--dist.outer_dtype", "int8")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "sitecustomize.py").write_text(OWN_HOSTS)
     (tmp_path / "tasks.py").write_text(TASKS)
-    (tmp_path / "planted.py").write_text(
-        (ROOT / "tests" / "planted_jobs.py").read_text()
-    )
+    (tmp_path / "planted.py").write_text((ROOT / "tests" / "planted_jobs.py").read_text())
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "sync", [("diloco:8", *STREAMED), ("local:8",)], ids=["diloco", "local"]
-)
+@pytest.mark.parametrize("sync", [("diloco:8", *STREAMED), ("local:8",)], ids=["diloco", "local"])
 def test_a_killed_run_resumes_its_rounds_with_the_same_bits(
     folder: Path, sync: tuple[str, ...]
 ) -> None:
@@ -80,20 +61,10 @@ def test_a_rank_at_half_speed_gets_fewer_samples(folder: Path) -> None:
     )
     saves = ("--checkpoint.every_steps", "60", "--data.balance", "auto")
     command = run(
-        folder,
-        "train",
-        "planted.py:HalfSpeed",
-        "--procs",
-        "2",
-        "--run",
-        "halved",
-        *work,
-        *saves,
+        folder, "train", "planted.py:HalfSpeed", "--procs", "2", "--run", "halved", *work, *saves
     )
     assert command.process.returncode == 0, command.output
-    fast, slow = newest(folder / "halved").documents["progress"]["facts"]["balance"][
-        "sizes"
-    ]
+    fast, slow = newest(folder / "halved").documents["progress"]["facts"]["balance"]["sizes"]
     assert fast + slow == 512
     # Not 2 to 1: on a GPU that both share, each is faster when the other has less to do.
     assert fast > 1.2 * slow, command.output

@@ -26,9 +26,7 @@ from tests.gpu.test_hot_path_cuda import waiting_is_an_error
 from tests.jobs import Normalised, assert_same_bits, make_config, train_here
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA GPU"
-)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 GPU = torch.device("cuda", 0)
 
 
@@ -52,15 +50,7 @@ def no_room(*where: torch.device) -> int:
 
 
 def bits(tensor: Tensor) -> bytes:
-    return (
-        tensor.detach()
-        .cpu()
-        .contiguous()
-        .reshape(-1)
-        .view(torch.uint8)
-        .numpy()
-        .tobytes()
-    )
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def write(root: Path, copied: Copy) -> Path:
@@ -70,9 +60,7 @@ def write(root: Path, copied: Copy) -> Path:
     )
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"fused": True}, {"capturable": True}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}], ids=str)
 @pytest.mark.parametrize("kind", ["device", "pinned", "host"])
 def test_a_copy_holds_the_bits_of_its_step_while_steps_continue(
     tmp_path: Path, kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -106,9 +94,7 @@ def test_a_copy_holds_the_bits_of_its_step_while_steps_continue(
     assert changed > 20  # the steps after the save did change the model
 
 
-@pytest.mark.parametrize(
-    "device_room", [copying.device_room, no_room], ids=["device", "pinned"]
-)
+@pytest.mark.parametrize("device_room", [copying.device_room, no_room], ids=["device", "pinned"])
 def test_the_copy_waits_for_nothing(device_room: Any) -> None:
     model, optimizer = make(fused=True)
     train(model, optimizer, 2)
@@ -144,12 +130,7 @@ def test_a_copy_keeps_types_shapes_and_layouts() -> None:
 
 
 def test_pinned_memory_is_used_again() -> None:
-    live = {
-        "model": {
-            "a": torch.randn(1000, device=GPU),
-            "b": torch.randn(3, 5, device=GPU).t(),
-        }
-    }
+    live = {"model": {"a": torch.randn(1000, device=GPU), "b": torch.randn(3, 5, device=GPU).t()}}
     copier = Copier(GPU, device_room=no_room)
     first = copier.take(live)
     assert first.wait() > 0
@@ -176,9 +157,7 @@ def test_without_any_room_the_live_tensors_are_written(tmp_path: Path) -> None:
         assert copied.kind == "none"
         read = store.read(write(tmp_path / str(number), copied)).tensors
         for file, group in live.items():
-            assert all(
-                bits(read[file][name]) == bits(tensor) for name, tensor in group.items()
-            )
+            assert all(bits(read[file][name]) == bits(tensor) for name, tensor in group.items())
 
 
 def test_more_bytes_than_the_buffers_hold_come_out_in_order() -> None:
@@ -196,9 +175,7 @@ def test_more_bytes_than_the_buffers_hold_come_out_in_order() -> None:
     torch.cuda.synchronize()
     small = Staging(GPU, size=1 << 10)
     for _ in range(2):
-        assert b"".join(map(bytes, small.drain(tensors))) == b"".join(
-            map(bits, tensors)
-        )
+        assert b"".join(map(bytes, small.drain(tensors))) == b"".join(map(bits, tensors))
     named = {str(number): tensor for number, tensor in enumerate(tensors)}
     assert b"".join(map(bytes, tensor_file.stream(named, small))) == b"".join(
         tensor_file.stream(named)
@@ -239,15 +216,11 @@ def test_one_rank_gathers_its_state_without_waiting_for_the_gpu(tmp_path: Path) 
     every = CheckpointConfig(every_steps=3, every_epochs=0, keep_last=50, keep_best=0)
     config = replace(make_config(checkpoint=every), dist=DistConfig(device="cuda"))
     assert run_ranks(1, train_with_saves_that_must_not_wait, config, tmp_path) == [4]
-    read = store.read(tmp_path / "checkpoints" / "step-00000003").documents["progress"][
-        "measured"
-    ]
+    read = store.read(tmp_path / "checkpoints" / "step-00000003").documents["progress"]["measured"]
     assert read["sums"][1] > 0  # they came to the host in time
 
 
-def train_and_tell_what_was_ready(
-    config: Config, run: Path
-) -> tuple[list[int], set[torch.dtype]]:
+def train_and_tell_what_was_ready(config: Config, run: Path) -> tuple[list[int], set[torch.dtype]]:
     """How many steps were taken before each of the buffers that a save goes through was made, and
     which types were copied before the first."""
     take_step = Loop.take_step
@@ -284,13 +257,10 @@ def test_what_saves_need_is_there_before_the_first_step(tmp_path: Path) -> None:
     assert copied >= {torch.float32, torch.uint8, torch.int16, torch.int32, torch.int64}
 
 
-def test_a_run_saves_beside_its_steps_what_it_would_have_saved_in_them(
-    tmp_path: Path,
-) -> None:
+def test_a_run_saves_beside_its_steps_what_it_would_have_saved_in_them(tmp_path: Path) -> None:
     every = CheckpointConfig(every_steps=2, every_epochs=0, keep_last=50, keep_best=0)
     config = replace(
-        make_config(checkpoint=every, deterministic=True),
-        dist=DistConfig(device="cuda"),
+        make_config(checkpoint=every, deterministic=True), dist=DistConfig(device="cuda")
     )
     run_ranks(1, train_here, config, Normalised, tmp_path / "beside")
     waits = replace(config, checkpoint=replace(every, background=False))
@@ -299,13 +269,8 @@ def test_a_run_saves_beside_its_steps_what_it_would_have_saved_in_them(
         name = Path("checkpoints") / f"step-{step:08d}"
         content = store.read(tmp_path / "beside" / name)
         two = store.read(tmp_path / "waits" / name)
-        (
-            content.documents["progress"].pop("facts"),
-            two.documents["progress"].pop("facts"),
-        )
+        content.documents["progress"].pop("facts"), two.documents["progress"].pop("facts")
         assert_same_bits(content, two)
     for run, kind in (("beside", "device"), ("waits", "none")):
         events = list(read_events(tmp_path / run / "events" / "rank-00000.jsonl"))
-        assert {event["copy"] for event in events if event["kind"] == "checkpoint"} == {
-            kind
-        }
+        assert {event["copy"] for event in events if event["kind"] == "checkpoint"} == {kind}

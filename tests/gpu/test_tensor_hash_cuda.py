@@ -42,31 +42,15 @@ def made(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_gpu_and_a_cpu_get_the_same_number(dtype: torch.dtype) -> None:
-    shapes = [
-        (),
-        (0,),
-        (1,),
-        (7,),
-        (COLUMNS + 3,),
-        (3, 5, 7),
-        (CHUNK_BYTES + COLUMNS + 1,),
-    ]
+    shapes = [(), (0,), (1,), (7,), (COLUMNS + 3,), (3, 5, 7), (CHUNK_BYTES + COLUMNS + 1,)]
     tensors = [made(shape, dtype) for shape in shapes]
     expected = hash_tensors(tensors, CPU).tolist()
-    assert (
-        hash_tensors([tensor.to(GPU) for tensor in tensors], GPU).tolist() == expected
-    )
+    assert hash_tensors([tensor.to(GPU) for tensor in tensors], GPU).tolist() == expected
     # Some here and some there, and strides that only one of them has.
-    mixed = [
-        tensor.to(GPU) if number % 2 else tensor
-        for number, tensor in enumerate(tensors)
-    ]
+    mixed = [tensor.to(GPU) if number % 2 else tensor for number, tensor in enumerate(tensors)]
     assert hash_tensors(mixed, GPU).tolist() == expected
     assert hash_tensors(mixed, CPU).tolist() == expected
-    assert (
-        hash_tensors([tensors[5].to(GPU).mT.contiguous().mT], GPU).tolist()
-        == expected[5:6]
-    )
+    assert hash_tensors([tensors[5].to(GPU).mT.contiguous().mT], GPU).tolist() == expected[5:6]
 
 
 def test_it_does_with_deterministic_algorithms_too() -> None:
@@ -91,17 +75,9 @@ def test_a_flipped_bit_is_found_on_the_gpu() -> None:
 
 
 def test_hashing_does_not_wait_for_the_device() -> None:
-    on_gpu = [
-        made((3, 3, 64), torch.bfloat16).to(GPU),
-        made((CHUNK_BYTES,), torch.float32).to(GPU),
-    ]
+    on_gpu = [made((3, 3, 64), torch.bfloat16).to(GPU), made((CHUNK_BYTES,), torch.float32).to(GPU)]
     # Odd bytes, other strides, nothing, and counters on the CPU, as optimizers have them.
-    tensors = [
-        *on_gpu,
-        made((5,), torch.bool).to(GPU),
-        on_gpu[0].mT,
-        torch.zeros(0, device=GPU),
-    ]
+    tensors = [*on_gpu, made((5,), torch.bool).to(GPU), on_gpu[0].mT, torch.zeros(0, device=GPU)]
     tensors += [torch.tensor(3.0), torch.tensor(4.0)]
     names = [str(number) for number in range(len(tensors))]
     expected = hash_tensors([tensor.cpu() for tensor in tensors], CPU)

@@ -20,9 +20,7 @@ from drumline.training.memory.gpu_table import peak_tflop_per_s
 from drumline.training.tasks.built_in import GPT, MiniResNet, load_task
 from tests.jobs import train_on
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA GPU"
-)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 GPU = torch.device("cuda", 0)
 CONTEXT = 256
 FLAGS = (
@@ -39,9 +37,7 @@ def count(model: nn.Module, batch: Tensor) -> ModelFlops:
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        flops = count_flops(
-            loss, model.parameters(), num_samples=len(batch), num_tokens=None
-        )
+        flops = count_flops(loss, model.parameters(), num_samples=len(batch), num_tokens=None)
     assert flops is not None
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         loss().backward()  # type: ignore[no-untyped-call]
@@ -50,16 +46,12 @@ def count(model: nn.Module, batch: Tensor) -> ModelFlops:
 
 
 @pytest.mark.parametrize(
-    "backend",
-    [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
+    "backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 )
 def test_attention_has_the_same_flops_with_every_kernel(backend: SDPBackend) -> None:
     model = GPT(vocab_size=64, context=128, layers=2, heads=4, width=256).to(GPU)
     with sdpa_kernel(backend):
-        assert (
-            count(model, torch.randint(0, 64, (2, 128), device=GPU)).arithmetic
-            == "bfloat16"
-        )
+        assert count(model, torch.randint(0, 64, (2, 128), device=GPU)).arithmetic == "bfloat16"
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -72,10 +64,7 @@ def test_the_arithmetic_of_fp32_is_as_it_is_set(allowed: bool) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             flops = count_flops(
-                lambda: model(batch).sum(),
-                model.parameters(),
-                num_samples=2,
-                num_tokens=None,
+                lambda: model(batch).sum(), model.parameters(), num_samples=2, num_tokens=None
             )
     finally:
         torch.backends.cudnn.allow_tf32 = before
@@ -86,26 +75,18 @@ def test_the_arithmetic_of_fp32_is_as_it_is_set(allowed: bool) -> None:
 @pytest.mark.parametrize("step", ["eager", "graph", "compile"])
 def test_a_run_has_its_mfu(tmp_path: Path, step: str) -> None:
     layers = read_layers(
-        read_flags([*FLAGS.split(), "--train.step", step]),
-        config_file=None,
-        environment={},
+        read_flags([*FLAGS.split(), "--train.step", step]), config_file=None, environment={}
     )
     config = resolve(layers, PRESETS["text"].defaults, task="text")
     train_on(1, config, load_task("text"), tmp_path)
-    events: list[dict[str, Any]] = list(
-        read_events(tmp_path / "events" / "rank-00000.jsonl")
-    )
+    events: list[dict[str, Any]] = list(read_events(tmp_path / "events" / "rank-00000.jsonl"))
     *_, last = (event for event in events if event["kind"] == "train")
     model = GPT(vocab_size=256, context=CONTEXT, layers=4, heads=8, width=512).to(GPU)
-    a_token = count(model, torch.randint(0, 256, (2, CONTEXT), device=GPU)).total / (
-        2 * CONTEXT
-    )
+    a_token = count(model, torch.randint(0, 256, (2, CONTEXT), device=GPU)).total / (2 * CONTEXT)
     peak = peak_tflop_per_s(torch.cuda.get_device_name(GPU), "bfloat16")
     for event in (last, events[-1]):
         assert event["tokens_per_s"] == pytest.approx(CONTEXT * event["samples_per_s"])
-        assert event["tflop_per_s"] == pytest.approx(
-            a_token * event["tokens_per_s"] / 1e12
-        )
+        assert event["tflop_per_s"] == pytest.approx(a_token * event["tokens_per_s"] / 1e12)
         if peak is None:
             assert event["mfu"] is None
         else:

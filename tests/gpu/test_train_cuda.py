@@ -32,14 +32,10 @@ from drumline.training.tasks import ImageClassification
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA GPU"
-)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-def digits(
-    precision: str, *, steps: int = 12, backend: str = "auto", **settings: Any
-) -> Config:
+def digits(precision: str, *, steps: int = 12, backend: str = "auto", **settings: Any) -> Config:
     return Config(
         data=DataConfig(name="digits", augment=True),
         optim=OptimConfig(lr=0.05, clip_norm=1.0, schedule="cosine"),
@@ -57,9 +53,7 @@ def train_on_gpu(config: Config, run: Path, stop_at: int | None = None) -> str |
     try:
         if stop_at is not None:
             for later in [
-                step
-                for step in catalog.list_steps(run / "checkpoints")
-                if step > stop_at
+                step for step in catalog.list_steps(run / "checkpoints") if step > stop_at
             ]:
                 store.remove(run / "checkpoints" / catalog.folder_name(later))
         TrainingRun(
@@ -105,9 +99,7 @@ def test_precisions_agree_on_the_loss(tmp_path: Path) -> None:
     for precision in ("fp32", "bf16", "fp16"):
         run_ranks(1, train_on_gpu, digits(precision), tmp_path / precision)
         events = read_events(tmp_path / precision / "events" / "rank-00000.jsonl")
-        finals[precision] = [
-            event["loss"] for event in events if event["kind"] == "train"
-        ][-1]
+        finals[precision] = [event["loss"] for event in events if event["kind"] == "train"][-1]
     assert finals["bf16"] == pytest.approx(finals["fp32"], rel=0.1)
     assert finals["fp16"] == pytest.approx(finals["fp32"], rel=0.1)
 
@@ -141,9 +133,7 @@ def normalise(share: list[int]) -> list[float]:
     rank = int(os.environ["RANK"])
     os.environ["LOCAL_RANK"] = "0"
     with RunManager(backend="gloo") as ddp:
-        model = ddp.wrap(
-            nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)), sync_batchnorm=True
-        )
+        model = ddp.wrap(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)), sync_batchnorm=True)
         rows = torch.arange(12.0).reshape(6, 2)
         own_rows = rows[: share[0]] if rank == 0 else rows[share[0] :]
         model(own_rows.to(ddp.device)).sum().backward()
@@ -159,9 +149,7 @@ def test_sync_batchnorm_sees_the_batches_of_all_ranks() -> None:
 def test_a_gpu_run_continues_on_the_cpu(tmp_path: Path) -> None:
     config = digits("fp32")
     run_ranks(1, train_on_gpu, config, tmp_path)
-    longer = Config(
-        **{**vars(digits("fp32", steps=16)), "dist": DistConfig(device="cpu")}
-    )
+    longer = Config(**{**vars(digits("fp32", steps=16)), "dist": DistConfig(device="cpu")})
     assert run_ranks(1, train_on_cpu, longer, tmp_path) == [16]
 
 

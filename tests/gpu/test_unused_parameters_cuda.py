@@ -91,21 +91,15 @@ def train_in(folder: Path, task: str, mode: str, procs: int, *words: str) -> Com
 
 
 @pytest.mark.parametrize(("mode", "procs"), RANKS)
-def test_batchnorm_trains_in_shards_as_with_ddp(
-    folder: Path, mode: str, procs: int
-) -> None:
+def test_batchnorm_trains_in_shards_as_with_ddp(folder: Path, mode: str, procs: int) -> None:
     for each in ("ddp", mode):
         command = train_in(folder, "UsesAll", each, procs)
         assert command.process.returncode == 0, command.output
     assert losses(folder, mode) == pytest.approx(losses(folder, "ddp"), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("mode", "procs"), [("ddp", 2), ("ddp", 3), ("zero1", 2), *RANKS]
-)
-def test_parameters_that_one_rank_leaves_out_are_named(
-    folder: Path, mode: str, procs: int
-) -> None:
+@pytest.mark.parametrize(("mode", "procs"), [("ddp", 2), ("ddp", 3), ("zero1", 2), *RANKS])
+def test_parameters_that_one_rank_leaves_out_are_named(folder: Path, mode: str, procs: int) -> None:
     command = train_in(folder, "LeavesOutALayer", mode, procs)
     assert command.process.returncode == 1, command.output
     sentence = r"error: the loss does not use these parameters: spare\.weight and spare\.bias \[rank 1 on \S+, step 5\]"
@@ -115,9 +109,7 @@ def test_parameters_that_one_rank_leaves_out_are_named(
 
 
 @pytest.mark.parametrize(("mode", "procs"), RANKS)
-def test_a_block_that_one_rank_leaves_out_is_named(
-    folder: Path, mode: str, procs: int
-) -> None:
+def test_a_block_that_one_rank_leaves_out_is_named(folder: Path, mode: str, procs: int) -> None:
     command = train_in(folder, "LeavesOutABlock", mode, procs)
     assert command.process.returncode == 1, command.output
     assert re.search(

@@ -55,18 +55,7 @@ def set_clock(folder: Path, ahead_s: int) -> dict[str, str]:
     library = folder / "clock.so"
     clock = folder / "clock"
     if not library.exists():
-        words = [
-            tool("cc"),
-            "-shared",
-            "-fPIC",
-            "-O1",
-            "-o",
-            str(library),
-            "-x",
-            "c",
-            "-",
-            "-ldl",
-        ]
+        words = [tool("cc"), "-shared", "-fPIC", "-O1", "-o", str(library), "-x", "c", "-", "-ldl"]
         subprocess.run(words, input=SOURCE, text=True, check=True)
         clock.touch()
     with clock.open("r+b") as file:

@@ -76,11 +76,7 @@ class Cluster:
         """What starts by itself when the host does."""
         if not self.has_systemd:
             return
-        roots = [
-            CGROUPS / name
-            for name in ("systemd", "unified")
-            if (CGROUPS / name).is_dir()
-        ]
+        roots = [CGROUPS / name for name in ("systemd", "unified") if (CGROUPS / name).is_dir()]
         text = BOOT.format(
             roots=" ".join(map(str, roots or [CGROUPS])),
             group=self.group(host),
@@ -92,15 +88,16 @@ class Cluster:
         private = Path("run/user/0/systemd/private")
         processes.wait_until(
             lambda: (
-                Path(f"/proc/{host.space.pid}/root", private).exists()
-                or not manager.is_running()
+                Path(f"/proc/{host.space.pid}/root", private).exists() or not manager.is_running()
             ),
             "the user manager",
         )
         assert manager.is_running(), manager.text()
 
     def group(self, host: Host) -> str:
-        return f"drumline-testbed-{processes.stat_fields(self.bed.hosts[0].space.pid)[19]}-{host.name}"
+        return (
+            f"drumline-testbed-{processes.stat_fields(self.bed.hosts[0].space.pid)[19]}-{host.name}"
+        )
 
     def reboot(self, *hosts: Host) -> None:
         for host in hosts:
@@ -127,11 +124,7 @@ class Cluster:
         )
 
     def command(
-        self,
-        *words: str,
-        code: int = 0,
-        on: Host | None = None,
-        timeout_s: float = 60.0,
+        self, *words: str, code: int = 0, on: Host | None = None, timeout_s: float = 60.0
     ) -> str:
         """The same to its end; what it prints."""
         job = self.start(*words, on=on)
@@ -140,9 +133,7 @@ class Cluster:
 
     def launch(self, *words: str, hosts: str = "") -> str:
         """The name of the job."""
-        text = self.command(
-            "launch", "--detach", "--hosts", hosts or self.names, *words
-        )
+        text = self.command("launch", "--detach", "--hosts", hosts or self.names, *words)
         match = re.search(r"attach: drumline attach (\S+) --hosts", text)
         assert match, text
         return match[1]
@@ -162,41 +153,27 @@ class Cluster:
 
         for host in self.hosts:
             processes.wait_until(
-                lambda host=host: has_state(host),
-                f"{name} {state} on {host}",
-                timeout_s=90,
+                lambda host=host: has_state(host), f"{name} {state} on {host}", timeout_s=90
             )
 
     def left_on(self, host: Host) -> list[str]:
         """What a job left behind: processes, units, folders in /dev/shm."""
-        pids = [
-            pid for pid in host.space.pids() if "drumline" in processes.command(pid)
-        ]
+        pids = [pid for pid in host.space.pids() if "drumline" in processes.command(pid)]
         left = [processes.command(pid) for pid in pids]
         left += map(str, (self.config(host) / "systemd").rglob("drumline-*"))
         shared = Path(f"/proc/{host.space.pid}/root/dev/shm")
-        return left + [
-            path.name for path in shared.iterdir() if "drumline" in path.name
-        ]
+        return left + [path.name for path in shared.iterdir() if "drumline" in path.name]
 
     def wait_for_nothing_left(self) -> None:
         for host in self.hosts:
             try:
-                processes.wait_until(
-                    lambda host=host: not self.left_on(host), "nothing left"
-                )
+                processes.wait_until(lambda host=host: not self.left_on(host), "nothing left")
             except AssertionError:
                 raise AssertionError(f"left on {host}: {self.left_on(host)}") from None
 
     def close(self) -> None:
         """The control groups of the hosts, when these are off."""
-        groups = [
-            group
-            for host in self.hosts
-            for group in CGROUPS.glob(f"*/{self.group(host)}")
-        ]
+        groups = [group for host in self.hosts for group in CGROUPS.glob(f"*/{self.group(host)}")]
         self.bed.close()
         for group in groups:
-            subprocess.run(
-                ["find", str(group), "-depth", "-type", "d", "-delete"], check=False
-            )
+            subprocess.run(["find", str(group), "-depth", "-type", "d", "-delete"], check=False)

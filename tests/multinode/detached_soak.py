@@ -42,9 +42,7 @@ def strike(cluster: Cluster, name: str, event: str, host: Host) -> None:
             "kill rank": "drumline train",
             "kill keeper": "keeper",
         }
-        pids = [
-            pid for pid in host.space.pids() if words[event] in processes.command(pid)
-        ]
+        pids = [pid for pid in host.space.pids() if words[event] in processes.command(pid)]
         processes.send(pids[:1], 9)
 
 
@@ -73,14 +71,7 @@ def play(cluster: Cluster, chance: random.Random, number: int) -> str:
     steps = "80" if end == "done" else "1000000"
     name = cluster.launch(
         *("--procs", "1", "--lost-after", "5", "--max-restarts", "5", "digits"),
-        *(
-            "--model.widths",
-            "4",
-            "--train.steps",
-            steps,
-            "--checkpoint.every_steps",
-            "20",
-        ),
+        *("--model.widths", "4", "--train.steps", steps, "--checkpoint.every_steps", "20"),
         *("--run", str(run)),
     )
     time.sleep(chance.uniform(0.0, 15.0))
@@ -98,10 +89,7 @@ def play(cluster: Cluster, chance: random.Random, number: int) -> str:
     problem = ""
     if any(state["state"] != "ended" or state["code"] not in codes for state in states):
         problem = f"ended as {states}"
-    if (
-        any(state["code"] == 75 for state in states)
-        and not (run / "preempted.json").exists()
-    ):
+    if any(state["code"] == 75 for state in states) and not (run / "preempted.json").exists():
         problem = f"saved nothing, and ended as {states}"
     try:
         cluster.wait_for_nothing_left()
@@ -127,9 +115,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what it made is taken down
     chance = random.Random(options.seed)
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    cluster = Cluster(
-        Testbed(folder / "testbed", ["laptop", "a", "b"], warm=True), folder
-    )
+    cluster = Cluster(Testbed(folder / "testbed", ["laptop", "a", "b"], warm=True), folder)
     try:
         problems = [play(cluster, chance, number) for number in range(options.count)]
     finally:

@@ -47,11 +47,7 @@ def drop_larger(host: Host, num_bytes: int, *, but_port: int | None = None) -> N
     """Packets over a size vanish on their way in, and nobody is told: a black hole, as a wrong MTU
     makes it. ssh sends large packets too when it logs in: with `but_port` 22 it still can."""
     if but_port is not None:
-        _add(
-            host,
-            f"incoming tcp dport {but_port} accept",
-            f"incoming tcp sport {but_port} accept",
-        )
+        _add(host, f"incoming tcp dport {but_port} accept", f"incoming tcp sport {but_port} accept")
     _add(host, f"incoming iifname != lo meta length > {num_bytes} drop")
 
 

@@ -52,9 +52,7 @@ def fly(
     return {name: output.read_text() for name, output in outputs.items()}
 
 
-def _be_a_rank(
-    host_pid: int, folder: Path, orders: dict[str, Any], output: Path
-) -> None:
+def _be_a_rank(host_pid: int, folder: Path, orders: dict[str, Any], output: Path) -> None:
     with output.open("w") as file:
         os.dup2(file.fileno(), 2)
     enter(host_pid)
@@ -63,12 +61,8 @@ def _be_a_rank(
     try:
         word = _fly(orders)
     except Exception as error:
-        word = (
-            f"error: {error}" if hasattr(error, "next_step") else traceback.format_exc()
-        )
-    print(
-        f"{word}\nafter {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True
-    )
+        word = f"error: {error}" if hasattr(error, "next_step") else traceback.format_exc()
+    print(f"{word}\nafter {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
     os._exit(0)
 
 
@@ -91,17 +85,13 @@ def _fly(orders: dict[str, Any]) -> str:
         "GLOO_SOCKET_IFNAME": "eth0",
         **orders["environment"],
     }
-    os.environ.update(
-        {name: value for name, value in environment.items() if value is not None}
-    )
+    os.environ.update({name: value for name, value in environment.items() if value is not None})
     for name in (name for name, value in environment.items() if value is None):
         os.environ.pop(name, None)
     if "code" in orders:
         sys.path.insert(0, orders["code"])
         importlib.import_module("user_model")
-    dist = DistConfig(
-        device="cpu", start_timeout_s=orders.get("timeout_s", START_TIMEOUT_S)
-    )
+    dist = DistConfig(device="cpu", start_timeout_s=orders.get("timeout_s", START_TIMEOUT_S))
     optim = OptimConfig(lr=orders.get("lr", 0.1))
     # Ranks end here without a word to anybody, on purpose.
     config = Config(optim=optim, dist=dist, watch=WatchConfig(sidecar="off"))

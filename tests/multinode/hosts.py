@@ -60,14 +60,7 @@ class Host:
     """One machine of a testbed; made by it."""
 
     def __init__(
-        self,
-        name: str,
-        address: str,
-        folder: Path,
-        switch: Space,
-        *,
-        shm: str,
-        warm: bool,
+        self, name: str, address: str, folder: Path, switch: Space, *, shm: str, warm: bool
     ) -> None:
         self.name = name
         self.address = address
@@ -119,8 +112,7 @@ class Host:
     def set_names(self, addresses: Mapping[str, str]) -> None:
         """What this host knows the others (and itself) by: its /etc/hosts."""
         lines = [
-            f"{address} {name}"
-            for name, address in {"localhost": "127.0.0.1", **addresses}.items()
+            f"{address} {name}" for name, address in {"localhost": "127.0.0.1", **addresses}.items()
         ]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
 
@@ -164,10 +156,7 @@ class Host:
         return subprocess.CompletedProcess(command, entry.returncode, out, err)
 
     def start(
-        self,
-        *command: str,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
+        self, *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> Job:
         """Start a command in the background, its output in a file of the host's folder."""
         log = self.folder / f"job-{len(self._jobs)}.log"
@@ -190,9 +179,7 @@ class Host:
     # their own
 
     def find(self, marker: str) -> list[int]:
-        return [
-            pid for pid in self.space.pids() if marker in processes.environment(pid)
-        ]
+        return [pid for pid in self.space.pids() if marker in processes.environment(pid)]
 
     def freeze(self, marker: str) -> list[int]:
         return self._send(marker, signal.SIGSTOP)
@@ -214,9 +201,7 @@ class Host:
                 # nsenter stops itself when its child is stopped, and would then not tell us of the
                 # child's end.
                 entries = (job.entry.pid for job in self._jobs if job.is_running())
-                processes.send(
-                    [pid for pid in entries if pid in parents], signal.SIGCONT
-                )
+                processes.send([pid for pid in entries if pid in parents], signal.SIGCONT)
             pids += new
         # A fault that hits nobody would make a test pass that proves nothing.
         assert pids, f"no process on {self.name} has {marker} in its environment"
@@ -241,25 +226,9 @@ class Host:
     def set_bandwidth(self, mbit: float | None) -> None:
         """Of the link, in each direction; None lifts the limit."""
         for space, device in ((self.space, "eth0"), (self._switch, self._port)):
-            limit = [
-                "tbf",
-                "rate",
-                f"{mbit or 0:g}mbit",
-                "burst",
-                "32kb",
-                "latency",
-                "400ms",
-            ]
+            limit = ["tbf", "rate", f"{mbit or 0:g}mbit", "burst", "32kb", "latency", "400ms"]
             space.configure(
-                [
-                    "tc",
-                    "qdisc",
-                    "replace",
-                    "dev",
-                    device,
-                    "root",
-                    *(limit if mbit else ["noqueue"]),
-                ]
+                ["tc", "qdisc", "replace", "dev", device, "root", *(limit if mbit else ["noqueue"])]
             )
 
     def power_off(self) -> None:
@@ -285,12 +254,7 @@ class Testbed:
     __test__ = False
 
     def __init__(
-        self,
-        folder: Path,
-        names: Sequence[str],
-        *,
-        shm: str = "64m",
-        warm: bool = False,
+        self, folder: Path, names: Sequence[str], *, shm: str = "64m", warm: bool = False
     ) -> None:
         processes.remove_orphans()
         self.folder = folder
@@ -299,9 +263,7 @@ class Testbed:
         _open_testbeds.add(self)
         try:
             self._switch.configure(["ip", "link", "add", "bridge", "type", "bridge"])
-            self._switch.configure(
-                ["ip", "link", "set", "bridge", "addrgenmode", "none", "up"]
-            )
+            self._switch.configure(["ip", "link", "set", "bridge", "addrgenmode", "none", "up"])
             for number, name in enumerate(names, start=1):
                 address = f"{FIRST_ADDRESS}{number}"
                 self.hosts.append(

@@ -72,9 +72,7 @@ class Stage:
                 file.write_text("".join(line for line in lines if ":1000:" not in line))
 
     def environment(self) -> list[str]:
-        pip = {
-            name: value for name, value in os.environ.items() if name.startswith("PIP_")
-        }
+        pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
         variables = {"PATH": PATH, **pip, **self.variables}
         return [f"{name}={value}" for name, value in variables.items()]
 
@@ -126,18 +124,14 @@ def build(folder: Path) -> Stage:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-    )
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout.decode(errors='replace')}"
 
 
 class Pod:
     """A container of a manifest, in an image."""
 
-    def __init__(
-        self, stage: Stage, folder: Path, container: dict[str, object]
-    ) -> None:
+    def __init__(self, stage: Stage, folder: Path, container: dict[str, object]) -> None:
         self.stage = stage
         self.container = container
         self.volumes = folder / "volumes"
@@ -152,24 +146,12 @@ class Pod:
         entries = self.container["env"]
         assert isinstance(entries, list)
         values = {entry["name"]: entry.get("value", "127.0.0.1") for entry in entries}
-        variables = [
-            f"PATH={PATH}",
-            *(f"{name}={value}" for name, value in values.items()),
-        ]
+        variables = [f"PATH={PATH}", *(f"{name}={value}" for name, value in values.items())]
         words = [*self.container["command"], *self.container["args"]]  # type: ignore[misc]
         unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"]
         with log.open("wb") as output:
             return subprocess.Popen(
-                [
-                    *unshare,
-                    "sh",
-                    "-c",
-                    script,
-                    "sh",
-                    *variables,
-                    "OMP_NUM_THREADS=1",
-                    *words,
-                ],
+                [*unshare, "sh", "-c", script, "sh", *variables, "OMP_NUM_THREADS=1", *words],
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )

@@ -42,9 +42,7 @@ class Job:
         with suppress(AssertionError):
             processes.wait_until(said_or_ended, words, timeout_s=timeout_s)
         how = "still runs" if self.is_running() else f"ended with {self.entry.poll()}"
-        assert words in self.text(), (
-            f"{how}, without {words!r}; it wrote:\n{self.text()}"
-        )
+        assert words in self.text(), f"{how}, without {words!r}; it wrote:\n{self.text()}"
 
     def is_running(self) -> bool:
         return self.entry.poll() is None

@@ -52,9 +52,7 @@ def missing() -> str | None:
     lacks = ["root"] if os.geteuid() != 0 else []
     lacks += _absent(TOOLS)
     if not lacks and not _may_make_namespaces():
-        lacks = [
-            "the right to make network, mount and process namespaces (CAP_SYS_ADMIN)"
-        ]
+        lacks = ["the right to make network, mount and process namespaces (CAP_SYS_ADMIN)"]
     return f"hosts on one machine need {', '.join(lacks)}" if lacks else None
 
 
@@ -69,9 +67,7 @@ def missing_browser() -> str | None:
 def missing_slurm() -> str | None:
     """Why Slurm cannot be run on hosts; nothing when it can."""
     absent = _absent(SLURM_TOOLS)
-    return (
-        f"a Slurm cluster on one machine needs {', '.join(absent)}" if absent else None
-    )
+    return f"a Slurm cluster on one machine needs {', '.join(absent)}" if absent else None
 
 
 def _absent(tools: dict[str, str]) -> list[str]:

@@ -39,24 +39,14 @@ def children(pid: int) -> list[int]:
 def command(pid: int) -> str:
     """The words it was started with."""
     with contextlib.suppress(*GONE):
-        return (
-            Path(f"/proc/{pid}/cmdline")
-            .read_bytes()
-            .decode(errors="replace")
-            .replace("\0", " ")
-        )
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
     return ""
 
 
 def environment(pid: int) -> list[str]:
     """The `KEY=VALUE` words that a process was started with."""
     with contextlib.suppress(*GONE):
-        return (
-            Path(f"/proc/{pid}/environ")
-            .read_bytes()
-            .decode(errors="replace")
-            .split("\0")
-        )
+        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     return []
 
 
@@ -74,9 +64,7 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def wait_until(
-    condition: Callable[[], bool], what: str, *, timeout_s: float = 30.0
-) -> None:
+def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 30.0) -> None:
     """A condition that takes long to evaluate is evaluated less often: others need the cores."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -104,9 +92,7 @@ def remove_orphans() -> list[int]:
     orphans = []
     for pid in everyone():
         for word in environment(pid):
-            if word.startswith(f"{OWNER_VARIABLE}=") and _is_dead(
-                word.partition("=")[2], here
-            ):
+            if word.startswith(f"{OWNER_VARIABLE}=") and _is_dead(word.partition("=")[2], here):
                 orphans.append(pid)
     send(orphans, signal.SIGKILL)
     return orphans

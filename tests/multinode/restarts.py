@@ -64,9 +64,7 @@ def on_two_hosts(bed: Testbed, folder: Path, *, count: int, procs: int = 1) -> s
         file = folder / f"{rank}.env"
         file.write_text(ENVIRONMENT.format(rank=rank, procs=procs))
         jobs.append(
-            host.start(
-                *words[:-3], "--env-file", str(file), *words[-3:], env=_environment()
-            )
+            host.start(*words[:-3], "--env-file", str(file), *words[-3:], env=_environment())
         )
     codes = [job.wait(timeout_s=60 * (count + 1)) for job in jobs]
     return _outcome(folder, count, codes, "\n".join(job.text() for job in jobs))

@@ -70,9 +70,7 @@ class Slurm:
         config = self.folder / "slurm.conf"
         names = ",".join(host.name for host in bed)
         config.write_text(
-            CONFIG.format(
-                first=self._first.name, names=names, folder=self.folder, socket=SOCKET
-            )
+            CONFIG.format(first=self._first.name, names=names, folder=self.folder, socket=SOCKET)
         )
         # proctrack/linuxproc and no task plugin: there is nothing for cgroups to do.
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
@@ -98,9 +96,7 @@ class Slurm:
             f"{host.folder}/munged.seed",
         ]
         self.jobs.append(
-            host.start(
-                tool("munged"), "--foreground", "--force", "--num-threads=2", *munge
-            )
+            host.start(tool("munged"), "--foreground", "--force", "--num-threads=2", *munge)
         )
         processes.wait_until(
             lambda: host.run("test", "-S", SOCKET).returncode == 0,
@@ -109,14 +105,10 @@ class Slurm:
         )
         if host is self._first:
             self.jobs.append(host.start(tool("slurmctld"), "-D", env=self.environment))
-        self.jobs.append(
-            host.start(tool("slurmd"), "-D", "-N", host.name, env=self.environment)
-        )
+        self.jobs.append(host.start(tool("slurmd"), "-D", "-N", host.name, env=self.environment))
 
     def _are_all_idle(self) -> bool:
-        assert all(job.is_running() for job in self.jobs), [
-            job.text() for job in self.jobs
-        ]
+        assert all(job.is_running() for job in self.jobs), [job.text() for job in self.jobs]
         shown = self._first.run(
             "sinfo", "-h", "-p", "normal", "-N", "-o", "%T", env=self.environment
         )
@@ -124,15 +116,11 @@ class Slurm:
 
     def facts_of(self, job: str) -> dict[str, str]:
         """What Slurm knows of a job: JobState, Restarts, ExitCode..."""
-        shown = self._first.run(
-            "scontrol", "show", "job", "--oneliner", job, env=self.environment
-        )
+        shown = self._first.run("scontrol", "show", "job", "--oneliner", job, env=self.environment)
         assert shown.returncode == 0, shown.stderr
         return dict(word.split("=", 1) for word in shown.stdout.split() if "=" in word)
 
-    def wait_for(
-        self, job: str, state: str, *, timeout_s: float = 120.0
-    ) -> dict[str, str]:
+    def wait_for(self, job: str, state: str, *, timeout_s: float = 120.0) -> dict[str, str]:
         """Until the job is in that state; what Slurm knows of it then."""
         processes.wait_until(
             lambda: self.facts_of(job)["JobState"] == state,

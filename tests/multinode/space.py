@@ -64,12 +64,7 @@ class Space:
         none is named."""
         assert self.is_open(), f"{self.name} is off"
         chosen = kinds or ("net", "uts", "mount", "pid")
-        return [
-            tool("nsenter"),
-            f"--target={self.pid}",
-            *(f"--{kind}" for kind in chosen),
-            "--",
-        ]
+        return [tool("nsenter"), f"--target={self.pid}", *(f"--{kind}" for kind in chosen), "--"]
 
     def configure(self, command: Sequence[str], *, text: str | None = None) -> str:
         """Run one of this machine's network tools on the network in here; it must succeed."""
@@ -90,9 +85,7 @@ class Space:
         """All processes in here but the testbed's own, by the numbers that the whole machine knows
         them by."""
         inside = (
-            pid
-            for pid in processes.everyone()
-            if processes.namespace(pid, "pid") == self._is_mine
+            pid for pid in processes.everyone() if processes.namespace(pid, "pid") == self._is_mine
         )
         return [pid for pid in inside if pid not in self.apart]
 

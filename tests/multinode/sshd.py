@@ -80,18 +80,7 @@ class SshDaemons:
 
 
 def make_key(path: Path) -> Path:
-    words = [
-        tool("ssh-keygen"),
-        "-q",
-        "-t",
-        "ed25519",
-        "-N",
-        "",
-        "-C",
-        "testbed",
-        "-f",
-        str(path),
-    ]
+    words = [tool("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", "testbed", "-f", str(path)]
     subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
     return path
 

@@ -47,9 +47,7 @@ def serve(host: Host, *ports: int) -> Job:
     return job
 
 
-def call(
-    caller: Host, callee: Host, port: int, *, num_bytes: int = 1, patience_s: int = 1
-) -> str:
+def call(caller: Host, callee: Host, port: int, *, num_bytes: int = 1, patience_s: int = 1) -> str:
     """`silence`, `refused`, or `answered SECONDS`."""
     words = (callee.name, str(port), str(num_bytes), str(patience_s))
     done = caller.run(sys.executable, "-IS", "-c", CALL, *words)
@@ -59,15 +57,11 @@ def call(
 
 def answers(caller: Host, callee: Host, port: int, *, num_bytes: int = 1) -> bool:
     """With patience for a busy machine: an answer ends the waiting, only silence costs time."""
-    return call(caller, callee, port, num_bytes=num_bytes, patience_s=20).startswith(
-        "answered"
-    )
+    return call(caller, callee, port, num_bytes=num_bytes, patience_s=20).startswith("answered")
 
 
 def seconds(caller: Host, callee: Host, num_bytes: int) -> float:
     """How long so many bytes take, there and back."""
     return float(
-        call(caller, callee, 5000, num_bytes=num_bytes, patience_s=30).removeprefix(
-            "answered"
-        )
+        call(caller, callee, 5000, num_bytes=num_bytes, patience_s=30).removeprefix("answered")
     )

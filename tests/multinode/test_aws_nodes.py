@@ -163,10 +163,7 @@ class Cloud:
         # ssh takes ~ from here, not from HOME.
         (folder / "passwd").write_text(f"root:x:0:0::{folder}/home:/bin/bash\n")
         assert (
-            self.desk.run(
-                "mount", "--bind", str(folder / "passwd"), "/etc/passwd"
-            ).returncode
-            == 0
+            self.desk.run("mount", "--bind", str(folder / "passwd"), "/etc/passwd").returncode == 0
         )
         words = (str(folder / "cluster.yaml"), str(folder / "lost"), market)
         self._account = self.desk.start(sys.executable, "-c", AWS, *words, env=ACCOUNT)
@@ -174,13 +171,9 @@ class Cloud:
     def nodes(self, times: int) -> list[list[str]]:
         """Their ids and addresses, once the account has shown them so often."""
         wait_until(
-            lambda: self._account.text().count("nodes [") == times,
-            "the nodes",
-            timeout_s=100,
+            lambda: self._account.text().count("nodes [") == times, "the nodes", timeout_s=100
         )
-        return list(
-            json.loads(self._account.text().splitlines()[-1].removeprefix("nodes "))
-        )
+        return list(json.loads(self._account.text().splitlines()[-1].removeprefix("nodes ")))
 
     def replace(self, instance: str) -> list[list[str]]:
         """What AWS does with an instance that is unhealthy or taken back, and moto does not. Then
@@ -202,26 +195,22 @@ class Cloud:
         (host.folder / "shadow").write_text("ubuntu:*:19000:0:99999:7:::\n")
         (host.folder / "fstab").touch()
         assert host.run("bash", "-c", DISKS.format(folder=host.folder)).returncode == 0
-        host.space.configure(
-            ["ip", "address", "add", "169.254.169.254/32", "dev", "lo"]
-        )
+        host.space.configure(["ip", "address", "add", "169.254.169.254/32", "dev", "lo"])
         words = (instance, str(host.folder / "notice"))
         host.start(sys.executable, "-c", METADATA, *words).wait_for("listening")
         done = host.run(
-            "bash",
-            str(self.folder / "user-data"),
-            env={"PATH": path, "PYTHONPATH": str(ROOT)},
+            "bash", str(self.folder / "user-data"), env={"PATH": path, "PYTHONPATH": str(ROOT)}
         )
-        assert (
-            json.loads((host.folder / "report").read_text())["Status"] == "SUCCESS"
-        ), done.stdout + done.stderr
+        assert json.loads((host.folder / "report").read_text())["Status"] == "SUCCESS", (
+            done.stdout + done.stderr
+        )
         key = make_key(host.folder / "host_key")
         public = self.key.with_suffix(".pub")
         server = SERVER.format(address=host.address, key=key, authorized=public)
         (host.folder / "sshd_config").write_text(f"{server}SetEnv PATH={path}\n")
-        host.start(
-            tool("sshd"), "-D", "-e", "-f", str(host.folder / "sshd_config")
-        ).wait_for("Server listening")
+        host.start(tool("sshd"), "-D", "-e", "-f", str(host.folder / "sshd_config")).wait_for(
+            "Server listening"
+        )
         return host
 
     def launch(self, *arguments: str) -> Job:
@@ -248,14 +237,7 @@ class Cloud:
                 "0",
                 *arguments,
             ),
-            *(
-                "--train.batch_size",
-                "8",
-                "--dist.device",
-                "cpu",
-                "--log.display",
-                "plain",
-            ),
+            *("--train.batch_size", "8", "--dist.device", "cpu", "--log.display", "plain"),
             env={**ACCOUNT, "GLOO_SOCKET_IFNAME": "eth0"},
             cwd=self.job_folder,
         )
@@ -264,9 +246,7 @@ class Cloud:
 def checkpoints(cloud: Cloud) -> list[int]:
     folders = (cloud.folder / "shared/runs/Slow/checkpoints").glob("step-*")
     return sorted(
-        int(number[1])
-        for path in folders
-        if (number := re.fullmatch(r"step-(\d+)", path.name))
+        int(number[1]) for path in folders if (number := re.fullmatch(r"step-(\d+)", path.name))
     )
 
 
@@ -280,24 +260,15 @@ def test_a_lost_node_is_replaced_and_the_run_resumes(
     stays = cloud.boot(first, first_address)
     leaves = cloud.boot(lost, lost_address)
     job = cloud.launch(
-        "--lost-after",
-        "5",
-        "slow.py:Slow",
-        "--train.steps",
-        "40",
-        "--checkpoint.every_steps",
-        "4",
+        "--lost-after", "5", "slow.py:Slow", "--train.steps", "40", "--checkpoint.every_steps", "4"
     )
     wait_until(
-        lambda: len(checkpoints(cloud)) > 0 or not job.is_running(),
-        "a checkpoint",
-        timeout_s=120,
+        lambda: len(checkpoints(cloud)) > 0 or not job.is_running(), "a checkpoint", timeout_s=120
     )
     assert job.is_running(), job.text()
     leaves.power_off()
     job.wait_for(
-        f"{lost_address} ({lost}) does not answer: asking AWS to replace it",
-        timeout_s=120,
+        f"{lost_address} ({lost}) does not answer: asking AWS to replace it", timeout_s=120
     )
     (kept, _), (new, new_address) = cloud.replace(lost)
     assert kept == first, "the others stay"
@@ -307,14 +278,12 @@ def test_a_lost_node_is_replaced_and_the_run_resumes(
     text = job.text()
     assert code == 0, text[-3000:]
     assert (
-        f"AWS took back {lost_address}; waiting for its replacement, then the run resumes"
-        in text
+        f"AWS took back {lost_address}; waiting for its replacement, then the run resumes" in text
     )
     assert checkpoints(cloud)[-1] == 40
     assert "2 links, 2 fine" in text, "doctor did not check the pairs"
     resumed = re.search(
-        rf"\[{stays.address} 0\] .* resumed at step (\d+) from /mnt/shared/runs/Slow/",
-        text,
+        rf"\[{stays.address} 0\] .* resumed at step (\d+) from /mnt/shared/runs/Slow/", text
     )
     assert resumed is not None, "rank 0 is not on the node that stayed, or started over"
     assert 0 < int(resumed[1]) < 40
@@ -332,12 +301,7 @@ def test_a_spot_notice_saves_and_the_run_resumes_on_the_replacement(
     stays = cloud.boot(first, first_address)
     leaves = cloud.boot(taken, taken_address)
     job = cloud.launch(
-        "--no-doctor",
-        "slow.py:Slow",
-        "--train.steps",
-        "400",
-        "--checkpoint.every_steps",
-        "1000",
+        "--no-doctor", "slow.py:Slow", "--train.steps", "400", "--checkpoint.every_steps", "1000"
     )
     job.wait_for("first step ", timeout_s=120)
     notice = '{"action": "terminate", "time": "2026-11-18T08:22:00Z"}'
@@ -345,16 +309,11 @@ def test_a_spot_notice_saves_and_the_run_resumes_on_the_replacement(
     (leaves.folder / "text").rename(leaves.folder / "notice")
     run = cloud.folder / "shared/runs/Slow"
     wait_until(
-        lambda: (run / "preempted.json").exists() or not job.is_running(),
-        "the save",
-        timeout_s=120,
+        lambda: (run / "preempted.json").exists() or not job.is_running(), "the save", timeout_s=120
     )
     assert job.is_running(), job.text()
     marker = json.loads((run / "preempted.json").read_text())
-    assert (marker["host"], marker["signal"]) == (
-        leaves.name,
-        f"a notice at {NOTICE}: {notice}",
-    )
+    assert (marker["host"], marker["signal"]) == (leaves.name, f"a notice at {NOTICE}: {notice}")
     assert (checkpoints(cloud), 0 < marker["step"] < 400) == ([marker["step"]], True)
     job.wait_for("the ranks have saved", timeout_s=60)
     leaves.power_off()
@@ -366,8 +325,7 @@ def test_a_spot_notice_saves_and_the_run_resumes_on_the_replacement(
     text = job.text()
     assert code == 0, text[-3000:]
     assert (
-        f"AWS took back {taken_address}; waiting for its replacement, then the run resumes"
-        in text
+        f"AWS took back {taken_address}; waiting for its replacement, then the run resumes" in text
     )
     assert "does not answer" not in text, (
         "AWS was asked to replace a node that it takes back itself"

@@ -41,14 +41,10 @@ def test_nodes_whose_clocks_differ_and_jump_stay_one_job(
 ) -> None:
     a, b = make_testbed("a", "b", warm=True).hosts
     b.python = sys.executable  # a process that is forked keeps the clock that it has
-    jobs = Jobs(
-        tmp_path, a, nodes="1:2", flags=("--last-call", "40", "--lost-after", "3")
-    )
+    jobs = Jobs(tmp_path, a, nodes="1:2", flags=("--last-call", "40", "--lost-after", "3"))
     (tmp_path / "count.py").write_text(COUNT)
     b.set_clock(-20)
-    on_a, on_b = (
-        jobs.start(host, rank, "count.py", "finish") for rank, host in enumerate((a, b))
-    )
+    on_a, on_b = (jobs.start(host, rank, "count.py", "finish") for rank, host in enumerate((a, b)))
     on_a.wait_for("rank 0 of 2 counts 1\n")
     on_b.wait_for("rank 1 of 2 counts 1\n")
     for jump_s in (20, -3600):

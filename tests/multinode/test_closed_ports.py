@@ -33,9 +33,7 @@ def test_a_closed_port_and_a_lost_host_end_the_job(
     (tmp_path / "other").mkdir()
     with Testbed(tmp_path / "other-testbed", ["a", "b", "c"], warm=True) as other:
         _lose_hosts(Desk(other, tmp_path / "other"))
-    assert [rendezvous.wait(120), data.wait(120)] == [3, 3], (
-        rendezvous.text() + data.text()
-    )
+    assert [rendezvous.wait(120), data.wait(120)] == [3, 3], rendezvous.text() + data.text()
     assert re.search(
         rf"drumline: the job failed on b \(exit code 3\):\n"
         rf"  drumline: error: the rendezvous port 29500 is closed from b to a {DROPPED}\n"

@@ -56,9 +56,7 @@ def _make_cluster(
 def test_a_job_runs_on_without_the_laptop(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster("a", "b")
     # Of a machine that is gone, with which this one shares the home folder.
-    old = make_folder(
-        cluster.state(cluster.hosts[0]) / "drumline", name="old", machine="c"
-    )
+    old = make_folder(cluster.state(cluster.hosts[0]) / "drumline", name="old", machine="c")
     old.write_state(JobState(state=ENDED))
     os.utime(old.path / "state.json", (1.0, 1.0))
     name = cluster.launch("--procs", "1", "--env", "TOKEN=hunter2", "stay.py")
@@ -91,14 +89,7 @@ def train(cluster: Cluster, *words: str) -> str:
     """A task that has reached its first checkpoint; the name of its job."""
     name = cluster.launch(
         *("--procs", "1", "--port", "29600", *words, "digits", "--model.widths", "8"),
-        *(
-            "--train.epochs",
-            "5000",
-            "--checkpoint.every_steps",
-            "20",
-            "--run",
-            str(run(cluster)),
-        ),
+        *("--train.epochs", "5000", "--checkpoint.every_steps", "20", "--run", str(run(cluster))),
     )
     wait_for_checkpoints(cluster, 1)
     return name
@@ -110,9 +101,7 @@ def run(cluster: Cluster) -> Path:
 
 def newest_step(cluster: Cluster) -> int:
     folders = (run(cluster) / "checkpoints").glob("step-*")
-    return max(
-        (int(folder.name.removeprefix("step-")) for folder in folders), default=0
-    )
+    return max((int(folder.name.removeprefix("step-")) for folder in folders), default=0)
 
 
 def wait_for_checkpoints(cluster: Cluster, more: int) -> None:
@@ -137,9 +126,7 @@ def test_a_job_survives_reboots_and_is_stopped_with_a_checkpoint(
         (run_log,) = [cluster.state_of(host, name) for host in hosts][:1]
         assert run_log["first_start"] >= 2
 
-    assert "has saved and stopped" in cluster.command(
-        "stop", name, "--save", "--hosts", "b"
-    )
+    assert "has saved and stopped" in cluster.command("stop", name, "--save", "--hosts", "b")
     cluster.wait_for_state(name, "ended", code=75)
     cluster.wait_for_nothing_left()
     assert cluster.command("attach", name, "--hosts", "a", code=75)
@@ -154,19 +141,14 @@ def test_a_job_is_stopped_with_a_save_between_two_starts_of_ranks(
     name = train(cluster, "--lost-after", "5")
     b.power_off()
     processes.wait_until(
-        lambda: any(
-            "for node 1" in log.read_text()
-            for log in cluster.folder.rglob("node-0.log")
-        ),
+        lambda: any("for node 1" in log.read_text() for log in cluster.folder.rglob("node-0.log")),
         "a waits for b, without ranks",
         timeout_s=60,
     )
     step = newest_step(cluster)
     text = cluster.command("stop", name, "--save", "--hosts", "a", code=3)
     assert "error: b: " in text
-    assert cluster.state_of(a, name)["code"] == 130, (
-        "no rank was running that could save"
-    )
+    assert cluster.state_of(a, name)["code"] == 130, "no rank was running that could save"
 
     cluster.reboot(b)
     text = cluster.command("stop", name, "--save", "--hosts", "a,b")
@@ -205,29 +187,12 @@ def test_without_systemd_a_job_runs_on_and_says_what_is_missing(
 ) -> None:
     cluster = make_cluster("a", "b", has_systemd=False)
     job = cluster.start(
-        *(
-            "launch",
-            "--detach",
-            "--hosts",
-            "a,b",
-            "--procs",
-            "1",
-            "--max-restarts",
-            "2",
-            "stay.py",
-        )
+        *("launch", "--detach", "--hosts", "a,b", "--procs", "1", "--max-restarts", "2", "stay.py")
     )
     assert job.wait() == 0, job.text()
     for host in "ab":
-        assert (
-            f"warning: after a reboot of {host} the job does not start again"
-            in job.text()
-        )
-    (name,) = {
-        name
-        for nodes in cluster.jobs()
-        for name in [next(iter(nodes.values()))["name"]]
-    }
+        assert f"warning: after a reboot of {host} the job does not start again" in job.text()
+    (name,) = {name for nodes in cluster.jobs() for name in [next(iter(nodes.values()))["name"]]}
     cluster.wait_for_state(str(name), "running")
 
     b = cluster.bed["b"]
@@ -244,13 +209,9 @@ def test_without_systemd_a_job_runs_on_and_says_what_is_missing(
     assert shown.wait() == 0
     # A keeper that was killed takes its ranks with it; the job can still be stopped.
     a = cluster.bed["a"]
-    keepers = [
-        pid for pid in a.space.pids() if "detached.keeper" in processes.command(pid)
-    ]
+    keepers = [pid for pid in a.space.pids() if "detached.keeper" in processes.command(pid)]
     processes.send(keepers, signal.SIGKILL)
-    processes.wait_until(
-        lambda: "down on a" in cluster.command("jobs", "--hosts", "a,b"), "down"
-    )
+    processes.wait_until(lambda: "down on a" in cluster.command("jobs", "--hosts", "a,b"), "down")
     assert "it was stopped" in cluster.command("stop", str(name), "--hosts", "b")
     cluster.wait_for_state(str(name), "ended", code=130)
     cluster.wait_for_nothing_left()
@@ -295,9 +256,7 @@ def test_hosts_have_aliases_behind_a_jump_host_and_differ(
 ) -> None:
     cluster = make_cluster("jump", "a", "b", has_systemd=False)
     for address in ("10.77.0.3", "10.77.0.4"):
-        cluster.laptop.space.configure(
-            ["ip", "route", "add", "unreachable", f"{address}/32"]
-        )
+        cluster.laptop.space.configure(["ip", "route", "add", "unreachable", f"{address}/32"])
     config = cluster.ssh.config
     config.write_text(ALIASES + config.read_text())
     other = cluster.folder.parent / "other code"
@@ -307,9 +266,7 @@ def test_hosts_have_aliases_behind_a_jump_host_and_differ(
     folder.symlink_to(other)
     hosts = cluster.folder / "hosts"
     python = cluster.bed["b"].python
-    hosts.write_text(
-        f"gpu-one\ngpu-two user=root python={python} folder={folder} slots=2\n"
-    )
+    hosts.write_text(f"gpu-one\ngpu-two user=root python={python} folder={folder} slots=2\n")
     flags = ("--hostfile", str(hosts), "--procs", "1")
     for code in (other, cluster.folder):
         (code / "finish").write_text("")
@@ -337,23 +294,12 @@ def test_every_line_is_an_object_on_hosts_and_where_it_is_attached(
     make_cluster: Callable[..., Cluster],
 ) -> None:
     cluster = make_cluster("a", "b", has_systemd=False)
-    words = (
-        "--model.widths",
-        "4",
-        "--train.steps",
-        "12",
-        "--log.format",
-        "json",
-        "--run",
-        "run",
-    )
+    words = ("--model.widths", "4", "--train.steps", "12", "--log.format", "json", "--run", "run")
     launched = cluster.command(
         *("launch", "--detach", "--hosts", "a,b", "--procs", "1", "digits", *words)
     )
     messages = [json.loads(line)["message"] for line in launched.splitlines()]
-    (name,) = [
-        message.split()[3] for message in messages if message.startswith("attach: ")
-    ]
+    (name,) = [message.split()[3] for message in messages if message.startswith("attach: ")]
 
     attached = cluster.command("attach", name, "--hosts", "a")
     on_hosts = [path.read_text() for path in cluster.folder.rglob("node-*.jsonl")]
@@ -361,21 +307,15 @@ def test_every_line_is_an_object_on_hosts_and_where_it_is_attached(
         objects = [json.loads(line) for line in text.splitlines()]
         (step,) = [line for line in objects if line.get("event") == "train"]
         assert (step["host"], step["rank"], step["step"]) == ("a", 0, 10)
-    assert (
-        f"done; logs in {cluster.folder}"
-        in json.loads(attached.splitlines()[-1])["message"]
-    )
+    assert f"done; logs in {cluster.folder}" in json.loads(attached.splitlines()[-1])["message"]
 
 
 def only_ipv6(bed: Testbed) -> dict[str, str]:
     """All hosts get an IPv6 address beside the other."""
     for number, host in enumerate(bed, start=1):
-        host.space.configure(
-            ["ip", "address", "add", f"fd77::{number}/64", "dev", "eth0", "nodad"]
-        )
+        host.space.configure(["ip", "address", "add", f"fd77::{number}/64", "dev", "eth0", "nodad"])
     return {
-        host.name: f"\nListenAddress fd77::{number}"
-        for number, host in enumerate(bed, start=1)
+        host.name: f"\nListenAddress fd77::{number}" for number, host in enumerate(bed, start=1)
     }
 
 
@@ -383,9 +323,7 @@ def only_ipv6(bed: Testbed) -> dict[str, str]:
 def test_hosts_without_ipv4(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster("a", "b", has_systemd=False, prepare=only_ipv6)
     for host in cluster.hosts:
-        host.space.configure(
-            ["ip", "address", "del", f"{host.address}/24", "dev", "eth0"]
-        )
+        host.space.configure(["ip", "address", "del", f"{host.address}/24", "dev", "eth0"])
     config = cluster.ssh.config
     names = "Host fd77::2\n    HostKeyAlias a\nHost fd77::3\n    HostKeyAlias b\n"
     config.write_text(names + config.read_text())

@@ -46,14 +46,10 @@ class Clinic:
         exports = "".join(
             f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()
         )
-        path.write_text(
-            f'#!/bin/sh\n{exports}exec {shlex.quote(sys.executable)} "$@"\n'
-        )
+        path.write_text(f'#!/bin/sh\n{exports}exec {shlex.quote(sys.executable)} "$@"\n')
         path.chmod(0o755)
 
-    def examine(
-        self, *flags: str, verb: str = "doctor"
-    ) -> subprocess.CompletedProcess[str]:
+    def examine(self, *flags: str, verb: str = "doctor") -> subprocess.CompletedProcess[str]:
         """From the first host, all of them."""
         return self.bed.hosts[0].run(*self._words(*flags, verb=verb), cwd=ROOT)
 
@@ -72,11 +68,7 @@ class Clinic:
     def _words(self, *flags: str, verb: str = "doctor") -> list[str]:
         """Variables of the test process that would choose for the hosts stay out."""
         names = ",".join(host.name for host in self.bed)
-        ours = [
-            f"--ssh=ssh -F {self.ssh.config}",
-            f"--python={self.python}",
-            f"--hosts={names}",
-        ]
+        ours = [f"--ssh=ssh -F {self.ssh.config}", f"--python={self.python}", f"--hosts={names}"]
         unset = [
             word
             for name in os.environ
@@ -188,9 +180,7 @@ def test_slow_lines_black_holes_a_wrong_interface_and_what_differs_between_hosts
     assert "torch differs across hosts" in told(result, "differences")["c"]
     assert "9.9.9 on c" in told(result, "differences")["c"]
     assert list(told(result, "clock")) == ["d"]
-    assert (
-        "its clock is 3,600.0 s ahead of the other hosts'" in told(result, "clock")["d"]
-    )
+    assert "its clock is 3,600.0 s ahead of the other hosts'" in told(result, "clock")["d"]
     assert not told(result, "data ports")
 
 
@@ -208,9 +198,7 @@ def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(
         in done.stdout
     )
     assert "  fix: open TCP 1024-65535 on a and b for the job's hosts" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith(
-        "result: not ready to train: 1 problem"
-    )
+    assert done.stdout.splitlines()[-1].startswith("result: not ready to train: 1 problem")
     for host in here.bed:
         firewall.lift(host)
     done = here.examine()
@@ -243,9 +231,7 @@ def test_tune_gives_one_set_of_variables_for_hosts_that_differ(
     here.set_variables(b, NCCL_P2P_DISABLE="1")
     done = here.examine(verb="tune")
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = [
-        line for line in done.stdout.splitlines() if "GLOO" in line or "NCCL" in line
-    ]
+    lines = [line for line in done.stdout.splitlines() if "GLOO" in line or "NCCL" in line]
     assert lines == [
         'case "$(hostname)" in a) export GLOO_SOCKET_IFNAME=eth0;; esac  # gloo uses docker0 (172.17.0.1, '
         f"set by GLOO_SOCKET_IFNAME=docker0), which no other host reaches; eth0 ({a.address}) works",
@@ -255,15 +241,12 @@ def test_tune_gives_one_set_of_variables_for_hosts_that_differ(
     ]
     script = f"{done.stdout}\necho $GLOO_SOCKET_IFNAME ${{NCCL_P2P_DISABLE-unset}}"
     printed = [
-        host.run("sh", "-c", script, env={"NCCL_P2P_DISABLE": "1"}).stdout
-        for host in (a, b)
+        host.run("sh", "-c", script, env={"NCCL_P2P_DISABLE": "1"}).stdout for host in (a, b)
     ]
     assert printed == ["eth0 unset\n", "ens5 unset\n"]
 
 
-def by_hand(
-    host: Host, rank: int, *flags: str, env: dict[str, str] | None = None
-) -> Job:
+def by_hand(host: Host, rank: int, *flags: str, env: dict[str, str] | None = None) -> Job:
     words = [
         "--nodes=4",
         f"--node-rank={rank}",
@@ -272,9 +255,7 @@ def by_hand(
         "--no-collectives",
         *flags,
     ]
-    return host.start(
-        sys.executable, "-m", "drumline", "doctor", *words, cwd=ROOT, env=env
-    )
+    return host.start(sys.executable, "-m", "drumline", "doctor", *words, cwd=ROOT, env=env)
 
 
 def test_by_hand_without_ssh(make_testbed: MakeTestbed) -> None:
@@ -285,20 +266,13 @@ def test_by_hand_without_ssh(make_testbed: MakeTestbed) -> None:
     assert first.wait() == second.wait() == 3
     assert third.wait() == 3
     assert (
-        "node 0 refuses node 2: DRUMLINE_SECRET is set on node 0 and not on node 2"
-        in third.text()
+        "node 0 refuses node 2: DRUMLINE_SECRET is set on node 0 and not on node 2" in third.text()
     )
     text = first.text()
     result = json.loads(text[text.index('{"result') :])
     assert told(result, "host").keys() == {"node 2", "node 3"}
-    assert (
-        f"it did not connect to {a.address}:{PORT} within 3 s"
-        in told(result, "host")["node 3"]
-    )
-    assert (
-        "DRUMLINE_SECRET is set on node 0 and not on node 2"
-        in told(result, "host")["node 2"]
-    )
+    assert f"it did not connect to {a.address}:{PORT} within 3 s" in told(result, "host")["node 3"]
+    assert "DRUMLINE_SECRET is set on node 0 and not on node 2" in told(result, "host")["node 2"]
     ways = {(edge["from"], edge["to"]): edge for edge in result["network"]["edges"]}
     assert (
         ways["a (node 0)", "b (node 1)"]["data"]

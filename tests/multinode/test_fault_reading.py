@@ -29,9 +29,7 @@ from tests.multinode.faults.report import is_fine, report
 from tests.multinode.faults.table import make_table
 from tests.multinode.storm.strikes import Strike, Timeline, judge, table
 
-STOPPED = Said(
-    10.0, "hang", "stopped", "b", 3, "hang: rank 3 on b is stopped by a signal"
-)
+STOPPED = Said(10.0, "hang", "stopped", "b", 3, "hang: rank 3 on b is stopped by a signal")
 
 
 @pytest.mark.parametrize(
@@ -44,11 +42,7 @@ STOPPED = Said(
         (STOPPED, "worker_stopped", True),
         (replace(STOPPED, message="hang: rank 3 on b hangs"), "worker_stopped", False),
         (replace(STOPPED, cause="unreachable", rank=None), "host_gone", True),
-        (
-            replace(STOPPED, cause="unreachable", rank=None, host="a"),
-            "host_gone",
-            False,
-        ),
+        (replace(STOPPED, cause="unreachable", rank=None, host="a"), "host_gone", False),
         (replace(STOPPED, cause="unreachable", rank=None, host="a"), "cut", True),
     ],
 )
@@ -83,15 +77,7 @@ def test_a_run_that_goes_on_is_no_diagnosis() -> None:
 
 def event(kind: str, at: float, **fields: Any) -> str:
     return json.dumps(
-        {
-            "time": at,
-            "number": 0,
-            "kind": kind,
-            "rank": 0,
-            "host": "a",
-            "step": 0,
-            **fields,
-        }
+        {"time": at, "number": 0, "kind": kind, "rank": 0, "host": "a", "step": 0, **fields}
     )
 
 
@@ -99,12 +85,7 @@ def test_what_was_said_and_done_is_read_from_the_events(tmp_path: Path) -> None:
     events = tmp_path / "run" / "events"
     events.mkdir(parents=True)
     hang = event(
-        "hang",
-        9.0,
-        rank=3,
-        host="b",
-        cause="stopped",
-        message="hang: rank 3 on b is stopped",
+        "hang", 9.0, rank=3, host="b", cause="stopped", message="hang: rank 3 on b is stopped"
     )
     (events / "watch.jsonl").write_text(f"{hang}\n")
     slow = "straggler: rank 1 on a takes 5.0x as long as its peers"
@@ -118,32 +99,19 @@ def test_what_was_said_and_done_is_read_from_the_events(tmp_path: Path) -> None:
     (events / "rank-00000.jsonl").write_text("\n".join(lines) + "\n")
 
     sentences = said_in(tmp_path)
-    assert [
-        (sentence.word, sentence.host, sentence.rank) for sentence in sentences
-    ] == [
+    assert [(sentence.word, sentence.host, sentence.rank) for sentence in sentences] == [
         ("straggler", "a", 1),
         ("hang", "b", 3),
     ]
     steps = steps_of(tmp_path, tmp_path / "run")
-    assert [again(steps, 2.65).steps_lost, again(steps, 2.65).first_new_step] == [
-        7,
-        17.1,
-    ]
+    assert [again(steps, 2.65).steps_lost, again(steps, 2.65).first_new_step] == [7, 17.1]
     assert again(steps, 18.0).first_new_step is None
     assert sentences_on([f"noise\n[b 3] {slow}\nhang: one\n"]) == ["hang: one"]
 
 
 def test_a_case_that_went_wrong_is_reported_in_full() -> None:
     fine = Result(
-        "stopped",
-        1,
-        3,
-        "b",
-        20,
-        [vars(STOPPED)],
-        is_right=True,
-        diagnosis_s=2.5,
-        new_step_s=9.0,
+        "stopped", 1, 3, "b", 20, [vars(STOPPED)], is_right=True, diagnosis_s=2.5, new_step_s=9.0
     )
     fine.has_right_bits = True
     assert is_fine(fine)
@@ -154,17 +122,9 @@ def test_a_case_that_went_wrong_is_reported_in_full() -> None:
     assert not is_fine(replace(fine, problems=["11 steps were lost"]))
     second = replace(STOPPED, rank=2, time=STOPPED.time + 1)
     text = report(
-        replace(
-            fine,
-            said=[vars(STOPPED), vars(second)],
-            is_right=False,
-            screen=["one line"],
-        )
+        replace(fine, said=[vars(STOPPED), vars(second)], is_right=False, screen=["one line"])
     )
-    assert (
-        "wrong: what was said is not what was expected\nexpected: stopped, rank 3 on b\n"
-        in text
-    )
+    assert "wrong: what was said is not what was expected\nexpected: stopped, rank 3 on b\n" in text
     assert f"said: 2.5 s after it: stopped, host b, rank 3: {STOPPED.message}\n" in text
     assert "said: 3.5 s after it: stopped, host b, rank 2: " in text
     assert '"new_step_s": 9.0' in text
@@ -174,14 +134,7 @@ def test_a_case_that_went_wrong_is_reported_in_full() -> None:
 def test_the_table_counts_what_is_missing() -> None:
     results = [
         Result(
-            "stopped",
-            seed,
-            3,
-            "b",
-            20,
-            is_right=seed < 3,
-            diagnosis_s=2.0 + seed,
-            new_step_s=None,
+            "stopped", seed, 3, "b", 20, is_right=seed < 3, diagnosis_s=2.0 + seed, new_step_s=None
         )
         for seed in range(4)
     ]
@@ -241,13 +194,7 @@ def test_a_storm_is_read_from_events_steps_and_the_screen(tmp_path: Path) -> Non
     ]
     log.write_text("words the launcher's agent on b was killed by SIGKILL")
     timeline.note(log)
-    judge(
-        strikes,
-        tmp_path,
-        steps_of(tmp_path, tmp_path / "run"),
-        log.read_bytes(),
-        timeline,
-    )
+    judge(strikes, tmp_path, steps_of(tmp_path, tmp_path / "run"), log.read_bytes(), timeline)
     assert [strike.is_right for strike in strikes] == [True, True, False, True, True]
     assert [strike.right_s for strike in strikes[:4]] == [0.5, 2.5, None, None]
     assert [strike.new_step_s for strike in strikes[:2]] == [5.5, 11.5]

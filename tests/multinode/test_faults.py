@@ -29,9 +29,7 @@ def test_faults_are_reported_and_survived(tmp_path: Path) -> None:
         (first, *_) = result.said
         assert str(first["message"]).startswith(f"{first['word']}: "), report(result)
         assert ". Try: " in str(first["message"]), report(result)
-        assert any(str(first["message"]) in line for line in result.screen), report(
-            result
-        )
+        assert any(str(first["message"]) in line for line in result.screen), report(result)
 
 
 def test_cases_are_decided_by_their_seed_and_every_fault_has_its_turn() -> None:

@@ -36,17 +36,12 @@ def test_every_target_is_pinned_and_without_root() -> None:
     for keyword, rest in instructions((ROOT / "Dockerfile").read_text()):
         if keyword == "FROM":
             parent, _, name = rest.split()
-            assert parent in stages or re.fullmatch(
-                r"python:3\.\d+\.\d+-slim-\w+", parent
-            )
+            assert parent in stages or re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", parent)
             stages[name] = []
         else:
             stages[name].append((keyword, rest))
     for target in ("cpu", "cuda"):
-        assert stages[target][-2:] == [
-            ("USER", "1000:1000"),
-            ("CMD", '["drumline", "--help"]'),
-        ]
+        assert stages[target][-2:] == [("USER", "1000:1000"), ("CMD", '["drumline", "--help"]')]
         installed = [rest for keyword, rest in stages[target] if keyword == "RUN"]
         assert all("--constraint" in rest for rest in installed)
 
@@ -54,9 +49,7 @@ def test_every_target_is_pinned_and_without_root() -> None:
 @pytest.mark.soak
 @pytest.mark.skipif(needs.missing() is not None, reason=str(needs.missing()))
 @pytest.mark.timeout(900)
-def test_a_pod_in_the_image_is_ready_saves_on_sigterm_and_resumes(
-    tmp_path: Path,
-) -> None:
+def test_a_pod_in_the_image_is_ready_saves_on_sigterm_and_resumes(tmp_path: Path) -> None:
     """As process 1 of its container, a user without rights, on a read-only root."""
     run = "/runs/digits"
     words = ("train", "digits", "--run", run, "--train.epochs", "5000")
@@ -66,24 +59,12 @@ def test_a_pod_in_the_image_is_ready_saves_on_sigterm_and_resumes(
     manifest.write_text(manifest_text(job, "job"))
     image = tmp_path / "image"
     image.mkdir()
-    unshare = [
-        "unshare",
-        "--mount",
-        "--pid",
-        "--fork",
-        "--mount-proc",
-        "--kill-child=KILL",
-    ]
+    unshare = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
     python = [sys.executable, "-m", "tests.multinode.image", str(image), str(manifest)]
-    done = subprocess.run(
-        [*unshare, *python], cwd=ROOT, stdout=subprocess.PIPE, check=False
-    )
+    done = subprocess.run([*unshare, *python], cwd=ROOT, stdout=subprocess.PIPE, check=False)
     assert done.returncode == 0
     starts = json.loads(done.stdout)
-    assert [(start["ready"], start["code"]) for start in starts] == [
-        (0, 75),
-        (0, 75),
-    ], starts
+    assert [(start["ready"], start["code"]) for start in starts] == [(0, 75), (0, 75)], starts
     first, second = (start["text"] for start in starts)
     assert "preempted by SIGTERM" in first
     assert "resumed at step" in second, second

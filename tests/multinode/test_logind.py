@@ -27,45 +27,19 @@ PYTHON = "/usr/bin/python3"
 SYSTEMD = "/lib/systemd/systemd --system"
 UNITS = Path("/lib/systemd/system")
 COPIED = (
-    *(
-        "dbus.service",
-        "dbus.socket",
-        "systemd-logind.service",
-        "user.slice",
-        "slices.target",
-    ),
-    *(
-        "user@.service",
-        "user-runtime-dir@.service",
-        "sockets.target",
-        "shutdown.target",
-    ),
+    *("dbus.service", "dbus.socket", "systemd-logind.service", "user.slice", "slices.target"),
+    *("user@.service", "user-runtime-dir@.service", "sockets.target", "shutdown.target"),
     *("basic.target", "paths.target", "timers.target"),
 )
 # What a service may not do inside of a container.
 CONFINED = (
-    *(
-        "Capability",
-        "Protect",
-        "Private",
-        "Restrict",
-        "SystemCall",
-        "MemoryDeny",
-        "Lock",
-        "Device",
-    ),
-    *(
-        "NoNewPriv",
-        "ReadWrite",
-        "Runtime",
-        "State",
-        "IPAddress",
-        "FileDescriptor",
-        "Watchdog",
-    ),
+    *("Capability", "Protect", "Private", "Restrict", "SystemCall", "MemoryDeny", "Lock", "Device"),
+    *("NoNewPriv", "ReadWrite", "Runtime", "State", "IPAddress", "FileDescriptor", "Watchdog"),
     *("Wants=", "Requires=", "After=modprobe", "ExecStartPre"),
 )
-PAM = "account required pam_permit.so\nauth required pam_permit.so\nsession required pam_systemd.so\n"
+PAM = (
+    "account required pam_permit.so\nauth required pam_permit.so\nsession required pam_systemd.so\n"
+)
 SERVER = """
 ListenAddress {address}
 HostKey {folder}/host-key
@@ -130,22 +104,16 @@ def prepare(host: Host) -> Path:
     (units / "sshd.service").write_text(SSHD.format(sshd=tool("sshd"), folder=folder))
     make_key(folder / "host-key")
     user_key = make_key(folder / "user-key")
-    (folder / "sshd_config").write_text(
-        SERVER.format(address=host.address, folder=folder)
-    )
+    (folder / "sshd_config").write_text(SERVER.format(address=host.address, folder=folder))
     known = folder / "known"
     known.write_text(f"{host.name} {(folder / 'host-key.pub').read_text()}")
     config = folder / "ssh_config"
-    config.write_text(
-        CLIENT.format(key=user_key, known=known).replace("User root", "User tester")
-    )
+    config.write_text(CLIENT.format(key=user_key, known=known).replace("User root", "User tester"))
     return config
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(
-    not all(map(Path.exists, map(Path, NEEDED))), reason="needs logind and D-Bus"
-)
+@pytest.mark.skipif(not all(map(Path.exists, map(Path, NEEDED))), reason="needs logind and D-Bus")
 def test_a_job_that_would_end_with_the_login_is_refused(
     make_testbed: Callable[..., Testbed], tmp_path: Path
 ) -> None:
@@ -155,9 +123,7 @@ def test_a_job_that_would_end_with_the_login_is_refused(
     laptop, host = bed.hosts
     config = prepare(host)
     group = f"drumline-logind-{host.space.pid}"
-    roots = [
-        CGROUPS / name for name in ("systemd", "unified") if (CGROUPS / name).is_dir()
-    ]
+    roots = [CGROUPS / name for name in ("systemd", "unified") if (CGROUPS / name).is_dir()]
     boot = BOOT.format(
         roots=" ".join(map(str, roots or [CGROUPS])),
         group=group,
@@ -168,9 +134,7 @@ def test_a_job_that_would_end_with_the_login_is_refused(
     host.start(*machine, "sh", "-c", boot)
     ssh = f"ssh -F {config}"
     processes.wait_until(
-        lambda: laptop.run(*ssh.split(), "a", "true").returncode == 0,
-        "ssh answers",
-        timeout_s=60,
+        lambda: laptop.run(*ssh.split(), "a", "true").returncode == 0, "ssh answers", timeout_s=60
     )
     code = tmp_path / "code"
     code.mkdir(mode=0o777)
@@ -179,37 +143,20 @@ def test_a_job_that_would_end_with_the_login_is_refused(
     packages = sysconfig.get_path("purelib")
 
     def drumline(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "drumline",
-            *words[:1],
-            "--hosts",
-            "a",
-            "--ssh",
-            ssh,
-        ]
+        command = [sys.executable, "-m", "drumline", *words[:1], "--hosts", "a", "--ssh", ssh]
         variables = {"PYTHONPATH": f"{ROOT}:{packages}"}
-        return laptop.run(
-            *command, "--python", PYTHON, *words[1:], env=variables, cwd=code
-        )
+        return laptop.run(*command, "--python", PYTHON, *words[1:], env=variables, cwd=code)
 
     done = drumline("launch", "--detach", "--procs", "1", "stay.py")
     assert done.returncode == 3
-    assert (
-        "a: the job would end with this login: logind.conf has KillUserProcesses=yes there"
-        in (done.stderr)
+    assert "a: the job would end with this login: logind.conf has KillUserProcesses=yes there" in (
+        done.stderr
     )
     assert (
-        "try: run `loginctl enable-linger tester` there, with sudo if it is refused"
-        in done.stderr
+        "try: run `loginctl enable-linger tester` there, with sudo if it is refused" in done.stderr
     )
 
-    (parent,) = [
-        pid
-        for pid in host.space.pids()
-        if processes.command(pid).startswith("unshare ")
-    ]
+    (parent,) = [pid for pid in host.space.pids() if processes.command(pid).startswith("unshare ")]
     (inside,) = processes.children(parent)
     enter = ["nsenter", f"--target={inside}", "--mount", "--pid", "--net"]
     subprocess.run([*enter, "loginctl", "enable-linger", "tester"], check=True)
@@ -225,6 +172,4 @@ def test_a_job_that_would_end_with_the_login_is_refused(
     assert "it was stopped" in drumline("stop", name).stdout
     bed.close()
     for root in roots:
-        subprocess.run(
-            ["find", str(root / group), "-depth", "-type", "d", "-delete"], check=True
-        )
+        subprocess.run(["find", str(root / group), "-depth", "-type", "d", "-delete"], check=True)

@@ -46,9 +46,7 @@ while not Path("finish").exists():
 def find(host: Host, words: str) -> set[int]:
     """By the command line; not sshd's shell, nor `env`."""
     return {
-        pid
-        for pid in host.space.pids()
-        if processes.command(pid).startswith(f"{PYTHON} {words}")
+        pid for pid in host.space.pids() if processes.command(pid).startswith(f"{PYTHON} {words}")
     }
 
 
@@ -80,24 +78,14 @@ def test_what_is_lost_is_started_again_by_itself(
             "--procs",
             "1",
         ),
-        *(
-            "--max-restarts",
-            "20",
-            "--grace",
-            "3",
-            "--env",
-            "PYTHONUNBUFFERED=1",
-            "ranks.py",
-        ),
+        *("--max-restarts", "20", "--grace", "3", "--env", "PYTHONUNBUFFERED=1", "ranks.py"),
         env={"PYTHONPATH": str(ROOT), "DRUMLINE_SSH": f"ssh -F {ssh.config}"},
         cwd=folder,
     )
 
     def wait_for_start(number: int, hosts: str = "ab", timeout_s: float = 90) -> None:
         for rank, host in enumerate(hosts):
-            job.wait_for(
-                f"rank {rank} on {host}: start {number}, ", timeout_s=timeout_s
-            )
+            job.wait_for(f"rank {rank} on {host}: start {number}, ", timeout_s=timeout_s)
 
     wait_for_start(1)
     kill_agent(bed["b"])
@@ -110,10 +98,7 @@ def test_what_is_lost_is_started_again_by_itself(
 
     kill_agent(bed["a"])  # where the nodes meet
     wait_for_start(3)
-    assert (
-        "agent on a was killed by SIGKILL; restarting all ranks (restart 2 of 20)"
-        in job.text()
-    )
+    assert "agent on a was killed by SIGKILL; restarting all ranks (restart 2 of 20)" in job.text()
 
     (folder / "leave").touch()
     wait_for_start(4)
@@ -128,9 +113,7 @@ def test_what_is_lost_is_started_again_by_itself(
     ranks = bed["b"].find("RANK=1")
     bed["b"].cut()
     time.sleep(CUT_S)
-    assert bed["b"].find("RANK=1") == ranks != [], (
-        "a host that is cut off for so long is not lost"
-    )
+    assert bed["b"].find("RANK=1") == ranks != [], "a host that is cut off for so long is not lost"
     bed["b"].restore()
     assert job.is_running()
 
@@ -143,8 +126,6 @@ def test_what_is_lost_is_started_again_by_itself(
     assert job.wait(60) == 0, job.text()
     assert not find(a, "-m drumline")
     (logs,) = (folder / "runs" / "launch").iterdir()
-    assert (
-        (logs / "rank-00000.restart-2.out")
-        .read_text()
-        .startswith("rank 0 on a: start 3, ")
-    ), "each start has files of its own"
+    assert (logs / "rank-00000.restart-2.out").read_text().startswith("rank 0 on a: start 3, "), (
+        "each start has files of its own"
+    )

@@ -54,9 +54,7 @@ class Gated(ImageClassification):
 class Jobs:
     """Starts `drumline launch --env-file` on hosts with the rendezvous at `first`."""
 
-    def __init__(
-        self, folder: Path, first: Host, *, nodes: str, flags: tuple[str, ...]
-    ) -> None:
+    def __init__(self, folder: Path, first: Host, *, nodes: str, flags: tuple[str, ...]) -> None:
         self.folder = folder
         self.first = first
         self.nodes = nodes
@@ -64,27 +62,15 @@ class Jobs:
         (folder / "stay.py").write_text(STAY)
         self.finish = folder / "finish"
 
-    def start(
-        self, host: Host, rank: int, *program: str, first: str | None = None
-    ) -> Job:
+    def start(self, host: Host, rank: int, *program: str, first: str | None = None) -> Job:
         file = self.folder / f"{host.name}-{rank}.env"
         file.write_text(
             f"NUMBER_OF_NODES={self.nodes}\nNODE_RANK={rank}\nNUMBER_OF_GPUS=1\n"
             f"MASTER_ADDR={first or self.first.address}\nMASTER_PORT=29500\nGLOO_SOCKET_IFNAME=eth0\n"
         )
         words = program or (str(self.folder / "stay.py"), str(self.finish))
-        launch = (
-            host.python,
-            "-m",
-            "drumline",
-            "launch",
-            *self.flags,
-            "--env-file",
-            str(file),
-        )
-        return host.start(
-            *launch, *words, cwd=self.folder, env={"PYTHONPATH": str(Path.cwd())}
-        )
+        launch = (host.python, "-m", "drumline", "launch", *self.flags, "--env-file", str(file))
+        return host.start(*launch, *words, cwd=self.folder, env={"PYTHONPATH": str(Path.cwd())})
 
 
 @pytest.mark.soak
@@ -92,15 +78,11 @@ def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(
     make_testbed: MakeTestbed, tmp_path: Path
 ) -> None:
     a, b, c = make_testbed("a", "b", "c", warm=True).hosts
-    jobs = Jobs(
-        tmp_path, a, nodes="2:3", flags=("--last-call", "2", "--lost-after", "3")
-    )
+    jobs = Jobs(tmp_path, a, nodes="2:3", flags=("--last-call", "2", "--lost-after", "3"))
     on_a = jobs.start(a, 0)
     on_b = jobs.start(b, 1)
     for job, rank in ((on_a, 0), (on_b, 1)):
-        job.wait_for(
-            "drumline: warning: training continues on 2 of 3 nodes, without node 2\n"
-        )
+        job.wait_for("drumline: warning: training continues on 2 of 3 nodes, without node 2\n")
         job.wait_for(f"here: rank {rank} of 2")
 
     on_c = jobs.start(c, 2)
@@ -122,9 +104,7 @@ def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(
     b.cut()
     for job in (on_a, on_c):
         job.wait_for("restarting the ranks (node 1 (b) is lost)")
-        job.wait_for(
-            "drumline: warning: training continues on 2 of 3 nodes, without node 1 (b)\n"
-        )
+        job.wait_for("drumline: warning: training continues on 2 of 3 nodes, without node 1 (b)\n")
     on_c.wait_for("here: rank 1 of 2")
 
     a.cut()
@@ -134,10 +114,7 @@ def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(
             "the first node, node 0 (a), is lost or unreachable: nothing answers at 10.77.0.1:29500"
             in job.text()
         )
-    assert (
-        "drumline: warning: the job ended on 2 of 3 nodes, without node 1 (b)"
-        in on_c.text()
-    )
+    assert "drumline: warning: the job ended on 2 of 3 nodes, without node 1 (b)" in on_c.text()
 
 
 @pytest.mark.soak
@@ -169,17 +146,13 @@ def test_who_never_came_is_named_and_why_on_both_sides(
     assert "node 0 waited 9 s at 10.77.0.1:29500: node 1 did not join" in on_a.text()
     assert "drumline: waiting for the first node at 10.77.0.1:29500: " in on_b.text()
     assert (
-        "within 9 s: no answer (a firewall drops the packets, or the host is down)"
-        in on_b.text()
+        "within 9 s: no answer (a firewall drops the packets, or the host is down)" in on_b.text()
     )
 
 
 def test_no_restart_is_lost(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     assert (
-        restarts.on_two_hosts(
-            make_testbed("a", "b", warm=True), tmp_path / "hosts", count=2
-        )
-        == ""
+        restarts.on_two_hosts(make_testbed("a", "b", warm=True), tmp_path / "hosts", count=2) == ""
     )
     with warm_python(tmp_path / "warm") as python:
         assert restarts.on_this_machine(tmp_path / "here", count=1, python=python) == ""
@@ -196,9 +169,7 @@ def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     for folder in (tmp_path, alone):
         (folder / "mine.py").write_text(GATED)
     task = ("mine.py:Gated", "--run", "run", "--fresh", "--dist.start_timeout_s", "60")
-    jobs = Jobs(
-        tmp_path, a, nodes="1:2", flags=("--last-call", "6", "--lost-after", "3")
-    )
+    jobs = Jobs(tmp_path, a, nodes="1:2", flags=("--last-call", "6", "--lost-after", "3"))
     on_b = jobs.start(b, 1, *task)  # first: a waits only for the last call
     on_a = jobs.start(a, 0, *task)
     undisturbed = a.start(
@@ -208,9 +179,7 @@ def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     )
     on_a.wait_for("holding with 2")
     b.power_off()
-    on_a.wait_for(
-        "drumline: warning: training continues on 1 of 2 nodes, without node 1 (b)"
-    )
+    on_a.wait_for("drumline: warning: training continues on 1 of 2 nodes, without node 1 (b)")
     on_a.wait_for("holding with 1")
     b.power_on()
     on_b = jobs.start(b, 1, *task)

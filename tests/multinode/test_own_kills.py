@@ -21,9 +21,7 @@ ENDS_OF_B = (
 
 
 @pytest.mark.soak
-def test_a_rank_that_its_launcher_kills_because_another_node_restarted(
-    tmp_path: Path,
-) -> None:
+def test_a_rank_that_its_launcher_kills_because_another_node_restarted(tmp_path: Path) -> None:
     bed = StormBed(tmp_path)
     run = tmp_path / "run"
     with bed.bed:
@@ -35,33 +33,23 @@ def test_a_rank_that_its_launcher_kills_because_another_node_restarted(
         # the sidecar on b does not get what that on a has sent
         time.sleep(CLOSE_AFTER_S + 2)
         bed.bed["b"].restore()
-        job.wait_for(
-            "[b] drumline: restarting the ranks (node 0 (a) restarted)", timeout_s=60
-        )
+        job.wait_for("[b] drumline: restarting the ranks (node 0 (a) restarted)", timeout_s=60)
         processes.wait_until(
-            lambda: any(
-                sentence.startswith(ENDS_OF_B) for sentence in sentences(tmp_path)
-            ),
+            lambda: any(sentence.startswith(ENDS_OF_B) for sentence in sentences(tmp_path)),
             "a sentence about the end on b",
             timeout_s=60,
         )
         new_step = len(bed.steps(run)) + 20
-        processes.wait_until(
-            lambda: len(bed.steps(run)) >= new_step, "steps", timeout_s=60
-        )
+        processes.wait_until(lambda: len(bed.steps(run)) >= new_step, "steps", timeout_s=60)
     killed = [sentence for sentence in sentences(tmp_path) if "killed" in sentence]
-    by_the_test = [
-        sentence for sentence in killed if "find out who sent it" in sentence
-    ]
+    by_the_test = [sentence for sentence in killed if "find out who sent it" in sentence]
     assert by_the_test, killed
     assert all(
         sentence.startswith("failure: rank 0 on a was killed by SIGKILL")
         for sentence in by_the_test
     ), killed
     by_drumline = [sentence for sentence in killed if sentence not in by_the_test]
-    assert all(
-        ", because node 0 (a) restarted. Try: " in text for text in by_drumline
-    ), killed
+    assert all(", because node 0 (a) restarted. Try: " in text for text in by_drumline), killed
 
 
 def sentences(folder: Path) -> list[str]:

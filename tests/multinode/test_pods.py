@@ -50,14 +50,10 @@ class Digits(ImageClassification):
 """
 
 
-def container_of(
-    job: KubernetesJob, api: Api = "job", *, number: int = 0
-) -> dict[str, Any]:
+def container_of(job: KubernetesJob, api: Api = "job", *, number: int = 0) -> dict[str, Any]:
     """Of the pod with this index: in a PyTorchJob the first one has a template of its own."""
     templates = list(pods_of(list(yaml.safe_load_all(manifest_text(job, api)))))
-    container: dict[str, Any] = templates[min(number, len(templates) - 1)]["spec"][
-        "containers"
-    ][0]
+    container: dict[str, Any] = templates[min(number, len(templates) - 1)]["spec"]["containers"][0]
     return container
 
 
@@ -104,14 +100,8 @@ def start_pod(
     variables = environment(container, number=number, address=host.address, api=api)
     program, *words = command(container, variables)
     # The image has drumline, torch and the code.
-    variables |= {
-        "PYTHONPATH": str(ROOT),
-        "GLOO_SOCKET_IFNAME": "eth0",
-        "OMP_NUM_THREADS": "1",
-    }
-    return host.start(
-        host.python, "-m", PROGRAMS[program], *words, env=variables, cwd=cwd
-    )
+    variables |= {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+    return host.start(host.python, "-m", PROGRAMS[program], *words, env=variables, cwd=cwd)
 
 
 def publish(bed: Testbed, job: str, pods: Sequence[Host]) -> None:
@@ -128,9 +118,7 @@ LAUNCHERS = {"drumline": 1, "torchrun": None}
     ("api", "launcher"),
     [
         pytest.param(
-            api,
-            launcher,
-            marks=() if (api, launcher) == ("job", "drumline") else pytest.mark.soak,
+            api, launcher, marks=() if (api, launcher) == ("job", "drumline") else pytest.mark.soak
         )
         for api in FIRST_POD
         for launcher in LAUNCHERS
@@ -155,9 +143,7 @@ def test_pods_of_a_script_join_as_one_job(
     for number, host in enumerate(bed):
         container = container_of(manifest, api, number=number)
         assert container["command"][0] == launcher
-        jobs.append(
-            start_pod(container, number=number, host=host, cwd=tmp_path, api=api)
-        )
+        jobs.append(start_pod(container, number=number, host=host, cwd=tmp_path, api=api))
     assert [job.wait(100) for job in jobs] == [0, 0], [job.text() for job in jobs]
     lines = [line.split() for job in jobs for line in job.text().splitlines()]
     ranks = {words[1]: words for words in lines if words[:1] in (["a"], ["b"])}
@@ -171,20 +157,14 @@ def task_job(folder: Path, **changes: Any) -> KubernetesJob:
     run = str(folder / "run")
     words = ("train", "task.py:Digits", "--run", run, "--log.every_steps", "1")
     program = Program(words, is_task=True, run=run)
-    fields: dict[str, Any] = {
-        "name": "digits",
-        "image": "i",
-        "program": program,
-        "num_nodes": 2,
-    }
+    fields: dict[str, Any] = {"name": "digits", "image": "i", "program": program, "num_nodes": 2}
     return KubernetesJob(**{**fields, **changes})
 
 
 def wait_for_steps(run: Path) -> None:
     events = run / "events" / "rank-00000.jsonl"
     has_steps = lambda: (  # noqa: E731
-        events.exists()
-        and any(event["kind"] == "train" for event in read_events(events))
+        events.exists() and any(event["kind"] == "train" for event in read_events(events))
     )
     processes.wait_until(has_steps, "steps", timeout_s=100)
 

@@ -29,9 +29,7 @@ def told(said: dict[str, str]) -> str:
 
 
 @pytest.mark.soak
-def test_closed_ports_and_wrong_networks_are_named_by_host(
-    make_testbed: MakeTestbed,
-) -> None:
+def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTestbed) -> None:
     bed = make_testbed("a", "b", "c")
     a, b, _ = bed.hosts
     assert told(fly(bed, {"a": {}, "b": {}, "c": {}})) == "trained"
@@ -100,8 +98,7 @@ def test_absent_and_different_nodes_are_named_by_host(
         "error: ranks differ in the setting optim.lr: " + different.format(0.1, 0.2)
     )
     orders = {
-        host.name: {"task": f"{'yours' if host.name == 'b' else 'mine'}.py:Task"}
-        for host in bed
+        host.name: {"task": f"{'yours' if host.name == 'b' else 'mine'}.py:Task"} for host in bed
     }
     assert different.format("mine.py:Task", "yours.py:Task") in told(fly(bed, orders))
     assert re.search(
@@ -111,20 +108,10 @@ def test_absent_and_different_nodes_are_named_by_host(
     for host in bed:
         place = tmp_path / f"code-{host.name}"
         place.mkdir()
-        (place / "user_model.py").write_text(
-            f"width = {2 if host.name == 'c' else 1}\n"
-        )
+        (place / "user_model.py").write_text(f"width = {2 if host.name == 'c' else 1}\n")
     assert re.match(
         r"error: ranks differ in the code of user_model: ranks 0, 1 \(a and b\): \w+; rank 2 \(c\): \w+\n  try: use",
-        told(
-            fly(
-                bed,
-                {
-                    host.name: {"code": str(tmp_path / f"code-{host.name}")}
-                    for host in bed
-                },
-            )
-        ),
+        told(fly(bed, {host.name: {"code": str(tmp_path / f"code-{host.name}")} for host in bed})),
     )
 
     # c is told a name that it does not know, and never comes; b is kept out by a firewall.
@@ -159,9 +146,5 @@ def test_absent_and_different_nodes_are_named_by_host(
         "rank 1 on b waits for rank 0's store a:29500: no answer (a firewall drops the packets"
         in said["b"]
     )
-    assert (
-        "rank 2 on c waits for rank 0's store b:29500: connection refused" in said["c"]
-    )
-    assert not any("frame #" in text for text in said.values()), (
-        "torch's own stack is not shown"
-    )
+    assert "rank 2 on c waits for rank 0's store b:29500: connection refused" in said["c"]
+    assert not any("frame #" in text for text in said.values()), "torch's own stack is not shown"

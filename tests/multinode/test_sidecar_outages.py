@@ -58,11 +58,7 @@ def test_ends_say_how_the_other_is_unreachable_and_reconnect(
     a, b, c = bed.hosts
     jobs = {
         host.name: host.start(
-            sys.executable,
-            "-c",
-            SIDECAR,
-            str(number),
-            env={"PYTHONPATH": str(Path.cwd())},
+            sys.executable, "-c", SIDECAR, str(number), env={"PYTHONPATH": str(Path.cwd())}
         )
         for number, host in enumerate(bed)
     }
@@ -102,9 +98,7 @@ def test_ends_say_how_the_other_is_unreachable_and_reconnect(
         assert last.rpartition(": ")[2] in ("no answer", "no route to host"), (
             "its address is known, and nobody is there"
         )
-    assert not any(
-        "Traceback" in job.text() or "Task" in job.text() for job in jobs.values()
-    )
+    assert not any("Traceback" in job.text() or "Task" in job.text() for job in jobs.values())
 
 
 # What each node says first of where it is, then where it listens once it knows what all have said.
@@ -119,9 +113,7 @@ else:
 """
 
 
-def test_a_sidecar_listens_where_the_other_hosts_are(
-    make_testbed: Callable[..., Testbed],
-) -> None:
+def test_a_sidecar_listens_where_the_other_hosts_are(make_testbed: Callable[..., Testbed]) -> None:
     a, b = make_testbed("a", "b").hosts
     b.add_interface("docker0", "172.17.0.1/16")
     # as Debian's installer names a host to itself

@@ -86,15 +86,7 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(
         (folder / "task.py").write_text(TASK)
     (tmp_path / "slow").touch()
     (tmp_path / "setup.sh").write_text('echo "setup in $BASH" >&2\n')
-    flags = [
-        "--nodes",
-        "2",
-        "--procs",
-        "1",
-        "--setup",
-        "setup.sh",
-        "--srun-flags=--mpi=none",
-    ]
+    flags = ["--nodes", "2", "--procs", "1", "--setup", "setup.sh", "--srun-flags=--mpi=none"]
     words = [*TRAIN, "--checkpoint.writers", "nodes", "--run", "run", "--fresh"]
     said = submit(a, slurm, tmp_path, *flags, *words)
     assert said == (
@@ -191,31 +183,17 @@ def test_a_preempted_job_is_requeued_whatever_its_mirror_does(
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "store.py").write_text(STORE)
     (tmp_path / "slow").touch()
-    store = a.start(
-        a.python, "store.py", fault, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path
-    )
+    store = a.start(a.python, "store.py", fault, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     processes.wait_until((tmp_path / "store").exists, "the store", timeout_s=120)
     endpoint, url = (tmp_path / "store").read_text().split()
     for name, value in environment(endpoint).items():
         slurm.environment[name] = value  # sbatch passes them on
-    words = [
-        *TRAIN,
-        "--run",
-        "run",
-        "--checkpoint.mirror",
-        url,
-        "--train.steps",
-        "4000",
-    ]
+    words = [*TRAIN, "--run", "run", "--checkpoint.mirror", url, "--train.steps", "4000"]
     submit(a, slurm, tmp_path, "--nodes", "2", "--procs", "1", *words)
-    processes.wait_until(
-        lambda: "train" in kinds(tmp_path / "run"), "steps", timeout_s=120
-    )
+    processes.wait_until(lambda: "train" in kinds(tmp_path / "run"), "steps", timeout_s=120)
     (tmp_path / "broken").touch()
     if fault == "dead":
-        processes.wait_until(
-            lambda: not store.is_running(), "the end of the store", timeout_s=60
-        )
+        processes.wait_until(lambda: not store.is_running(), "the end of the store", timeout_s=60)
     urgent = a.run(
         "sbatch",
         "--parsable",
@@ -232,9 +210,7 @@ def test_a_preempted_job_is_requeued_whatever_its_mirror_does(
     text = (tmp_path / "digits-1.log").read_text()
     assert text.count("preempted by SIGTERM to rank ") == 1, text
     assert "drumline: requeueing job 1 (1 of 1000)\n" in text, text
-    assert re.search(
-        rf"the checkpoint of step \d+ is not in the mirror {url}: ", text
-    ), text
+    assert re.search(rf"the checkpoint of step \d+ is not in the mirror {url}: ", text), text
     assert "failure: " not in text, text
     assert not list(tmp_path.glob("run/diagnoses/*"))
     a.run("scancel", "1", env=slurm.environment)
@@ -265,11 +241,7 @@ def test_a_script_is_requeued_while_it_is_preempted_and_not_when_it_fails_or_is_
     wait_for_starts(log)
     assert a.run("scancel", "--signal=USR1", "1", env=slurm.environment).returncode == 0
     facts = slurm.wait_for("1", "FAILED")
-    assert (facts["Restarts"], facts["ExitCode"], facts["Comment"]) == (
-        "1",
-        "9:0",
-        "from-a-test",
-    )
+    assert (facts["Restarts"], facts["ExitCode"], facts["Comment"]) == ("1", "9:0", "from-a-test")
     text = log.read_text()
     assert text.count("heard SIGUSR1") == 2, text
     assert f"start 2 of rank 0 {odd}\n" in text

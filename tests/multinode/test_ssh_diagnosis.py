@@ -27,9 +27,7 @@ def test_ranks_that_were_ended_on_all_hosts_restart_once_and_the_diagnosis_is_pr
     job.wait_for("restarting the ranks")
     secret = starts_of(tmp_path, 0)[0]["DRUMLINE_SECRET"]
     assert not any(
-        secret in processes.command(pid)
-        for host in desk.bed
-        for pid in host.space.pids()
+        secret in processes.command(pid) for host in desk.bed for pid in host.space.pids()
     )
     code = job.wait()
     text = job.text()
@@ -42,18 +40,14 @@ def test_ranks_that_were_ended_on_all_hosts_restart_once_and_the_diagnosis_is_pr
     for first, second in zip(*starts, strict=True):
         assert first["DRUMLINE_SECRET"] == second["DRUMLINE_SECRET"]
         assert first["DRUMLINE_WATCH_NODES"] == second["DRUMLINE_WATCH_NODES"]
-        assert [
-            word.partition(":")[0] for word in first["DRUMLINE_WATCH_NODES"].split(",")
-        ] == [
+        assert [word.partition(":")[0] for word in first["DRUMLINE_WATCH_NODES"].split(",")] == [
             "a",
             "b",
         ]
     assert text.count(SENTENCE) == 2, "before the restart, and as the last word"
     assert text.endswith(f"drumline: {SENTENCE}\ndrumline: logs in logs on each host\n")
     assert "failed first" not in text
-    assert secret not in text + "".join(
-        path.read_text() for path in (tmp_path / "logs").iterdir()
-    )
+    assert secret not in text + "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
 
 
 LEAVES = """
@@ -108,10 +102,9 @@ def test_a_rank_that_exits_with_code_0_is_blamed_to_the_end(
     lines = (tmp_path / "run" / "events" / "rank-00000.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     recovered = [event for event in events if event["kind"] == "recovered"]
-    assert [
-        (event["about_rank"], event["about_host"], event["cause"])
-        for event in recovered
-    ] == [(1, "b", "left_early")]
+    assert [(event["about_rank"], event["about_host"], event["cause"]) for event in recovered] == [
+        (1, "b", "left_early")
+    ]
     log = (tmp_path / "run" / "logs" / "rank-00000.log").read_text()
     assert "rank 0 on a stopped at step 5 because rank 1 on b left the loop" in log, log
 
@@ -138,9 +131,7 @@ def test_a_script_whose_rank_exits_with_code_0_ends_with_the_diagnosis(
 ) -> None:
     desk = Desk(make_testbed("a", "b", warm=True), tmp_path)
     (tmp_path / "leaves.py").write_text(SCRIPT_THAT_LEAVES)
-    job = desk.launch(
-        "--hosts", "a,b", "--procs", "1", "--watch", "--logs", "logs", "leaves.py"
-    )
+    job = desk.launch("--hosts", "a,b", "--procs", "1", "--watch", "--logs", "logs", "leaves.py")
     code = job.wait(120)
     text = job.text()
     assert code == 1, text

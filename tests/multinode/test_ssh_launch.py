@@ -77,12 +77,7 @@ class Desk:
         ssh = {"DRUMLINE_SSH": f"ssh -F {self.ssh.config}"}
         return self.bed.hosts[0].start(
             *(self.bed.hosts[0].python, "-m", "drumline", "launch", *words),
-            env={
-                "PYTHONPATH": str(ROOT),
-                "GLOO_SOCKET_IFNAME": "eth0",
-                **ssh,
-                **(env or {}),
-            },
+            env={"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0", **ssh, **(env or {})},
             cwd=self.folder,
         )
 
@@ -95,17 +90,13 @@ class Desk:
             job.wait_for(f"rank {rank} is up as ")
         (name,) = set(re.findall(r" is up as (\w+)", job.text()))
         for host in self.bed:
-            assert len(host.find(f"DRUMLINE_JOB={name}")) >= 3, (
-                "the agent, the rank and its child"
-            )
+            assert len(host.find(f"DRUMLINE_JOB={name}")) >= 3, "the agent, the rank and its child"
         return job, f"DRUMLINE_JOB={name}"
 
     def wait_for_none(self, marker: str, *hosts: Host) -> None:
         for host in hosts or self.bed.hosts:
             processes.wait_until(
-                lambda host=host: not host.find(marker),
-                f"no {marker} on {host}",
-                timeout_s=40,
+                lambda host=host: not host.find(marker), f"no {marker} on {host}", timeout_s=40
             )
 
 
@@ -146,9 +137,7 @@ def test_all_ranks_are_on_one_screen_and_the_first_failure_is_reported_last(
     job.wait_for("[b 1] long")  # what comes before the flood is not drowned in it
     (desk.folder / "seen").touch()
     assert not any(
-        "hunter2" in processes.command(pid)
-        for host in desk.bed
-        for pid in host.space.pids()
+        "hunter2" in processes.command(pid) for host in desk.bed for pid in host.space.pids()
     )
     code = job.wait()
     text = job.text()
@@ -187,9 +176,7 @@ def test_all_ranks_are_on_one_screen_and_the_first_failure_is_reported_last(
 
 
 @pytest.mark.soak
-def test_no_rank_outlives_the_controller_and_the_supervisor(
-    make_desk: MakeDesk,
-) -> None:
+def test_no_rank_outlives_the_controller_and_the_supervisor(make_desk: MakeDesk) -> None:
     desk = make_desk("a", "b")
     job, marker = desk.sleepers("--grace", "2")
     job.send(signal.SIGTERM)
@@ -204,9 +191,7 @@ def test_no_rank_outlives_the_controller_and_the_supervisor(
     # met, not even that.
     job, marker = desk.sleepers("--grace", "2")
     (supervisor,) = [
-        pid
-        for pid in desk.bed["a"].space.pids()
-        if processes.command(pid) == SUPERVISOR
+        pid for pid in desk.bed["a"].space.pids() if processes.command(pid) == SUPERVISOR
     ]
     processes.send([supervisor], signal.SIGKILL)
     job.send(signal.SIGKILL)
@@ -241,10 +226,7 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(
         (["--ssh", "/no/ssh"], "/no/ssh cannot be started: No such file or directory"),
         (["--logs", "/proc/logs"], "b: the log folder /proc/logs cannot be made: "),
     ]
-    jobs = [
-        desk.launch("--hosts", "b", "--procs", "1", *words, "sleep.py")
-        for words, _ in cases
-    ]
+    jobs = [desk.launch("--hosts", "b", "--procs", "1", *words, "sleep.py") for words, _ in cases]
     for job, (_, message) in zip(jobs, cases, strict=True):
         assert job.wait() == 3
         assert f"drumline: error: {message}" in job.text()
@@ -255,12 +237,8 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(
         in unknown.text()
     )
     assert not desk.bed["a"].find("RANK=0"), "the others are ended"
-    last = taken.text()[
-        taken.text().rindex("drumline: the job failed on a (exit code 3):\n") :
-    ]
-    assert "\n  drumline: error: the rendezvous port 22 of a is in use\n" in last, (
-        "sshd has it"
-    )
+    last = taken.text()[taken.text().rindex("drumline: the job failed on a (exit code 3):\n") :]
+    assert "\n  drumline: error: the rendezvous port 22 of a is in use\n" in last, "sshd has it"
     # The folder of the code is this machine's own, as far as b knows.
     desk.bed["b"].run("mount", "-t", "tmpfs", "tmpfs", str(desk.folder))
     job = desk.launch("--hosts", "b", "--procs", "1", "sleep.py")
@@ -272,9 +250,7 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(
     desk.bed["b"].run("mount", "-t", "tmpfs", "tmpfs", str(desk.folder.parent))
     job = desk.launch("--hosts", "b", "--procs", "1", "sleep.py")
     assert job.wait() == 3
-    assert (
-        f"error: b: the folder {desk.folder} does not exist there (env: " in job.text()
-    )
+    assert f"error: b: the folder {desk.folder} does not exist there (env: " in job.text()
 
 
 MINE = """
@@ -325,8 +301,7 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
         in job.text()
     )
     assert (
-        json.loads((folder / "runs" / "here" / "preempted.json").read_text())["signal"]
-        == "SIGTERM"
+        json.loads((folder / "runs" / "here" / "preempted.json").read_text())["signal"] == "SIGTERM"
     )
     assert "drumline: the code is the same on all hosts\n" in job.text()
     names = set(b.run("ls", str(folder)).stdout.split())
@@ -337,9 +312,7 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     assert "[b 1] the code is fresh\n" in job.text(), (
         "what other ranks write to the run folder is shown"
     )
-    ranks = json.loads((folder / "runs" / "here" / "environment.json").read_text())[
-        "ranks"
-    ]
+    ranks = json.loads((folder / "runs" / "here" / "environment.json").read_text())["ranks"]
     assert [(entry["rank"], entry["host"]) for entry in ranks] == [(0, "a"), (1, "b")]
 
     fake = tmp_path / "rsync"
@@ -372,9 +345,7 @@ class Raises(ImageClassification):
 
 
 @pytest.mark.soak
-def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(
-    make_desk: MakeDesk,
-) -> None:
+def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(make_desk: MakeDesk) -> None:
     desk = make_desk("a", "b", warm=True)
     (desk.folder / "mine.py").write_text(RAISES)
     job = desk.launch(
@@ -395,7 +366,9 @@ def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(
     assert code == 1, text
     assert "restarting the ranks" not in text, "it would raise at the same step"
     assert text.count("Traceback (most recent call last)") == 1, text
-    report = "[b 1] drumline: error: rank 1 on b crashed at step 3: ValueError: label 7 of 3 classes\n"
+    report = (
+        "[b 1] drumline: error: rank 1 on b crashed at step 3: ValueError: label 7 of 3 classes\n"
+    )
     assert text.count(report) == 1, text
     closing = "drumline: rank 1 on b (exit code 1) failed first: ValueError: label 7 of 3 classes\n"
     assert text.count(closing) == 1, text
@@ -417,9 +390,7 @@ def test_the_others_continue_without_a_host_that_loses_its_power_until_it_is_bac
         for name in names:
             reached = run / f"{name}-reached"
             processes.wait_until(
-                lambda reached=reached: reached.exists(),
-                f"{reached}\n{job.text()}",
-                timeout_s=200,
+                lambda reached=reached: reached.exists(), f"{reached}\n{job.text()}", timeout_s=200
             )
 
     job = desk.launch(
@@ -439,9 +410,7 @@ def test_the_others_continue_without_a_host_that_loses_its_power_until_it_is_bac
     desk.bed["b"].power_off()
     for rank in range(3):
         (run / f"hold-{rank}-13").unlink()
-    job.wait_for(
-        "node 1 (b) was lost by step 15; the others continue (paused ", timeout_s=150
-    )
+    job.wait_for("node 1 (b) was lost by step 15; the others continue (paused ", timeout_s=150)
     job.wait_for("the job continues with a, c", timeout_s=150)
     wait_until_held("hold-0-22", "hold-2-22")
     job.wait_for("[c 1] node 2 trains as rank 1\n", timeout_s=60)
@@ -510,6 +479,4 @@ def test_a_job_on_hosts_keeps_going_after_a_preemption_and_a_full_disk(
     job.send(signal.SIGTERM)
     assert job.wait(150) == 75, job.text()
     assert num_starts(run) == 3
-    assert "restarting all ranks" not in job.text(), (
-        "neither is a restart of the launch"
-    )
+    assert "restarting all ranks" not in job.text(), "neither is a restart of the launch"

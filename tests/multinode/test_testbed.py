@@ -57,16 +57,13 @@ def test_hosts_are_apart_and_know_each_other_by_name(make_testbed: MakeTestbed) 
     assert os.uname().nodename not in ("a", "b")
     serve(b, 5000)
     assert answers(a, b, 5000)
-    assert call(b, a, 5000) == "refused", (
-        "the ports of one host are not those of the other"
-    )
+    assert call(b, a, 5000) == "refused", "the ports of one host are not those of the other"
     assert a.run("ls", "/sys/class/net").stdout.split() == ["eth0", "lo"]
     assert len(a.run("sh", "-c", "echo /proc/[0-9]*").stdout.split()) == 2, (
         "sleep, and the shell itself"
     )
     assert (
-        os.statvfs(f"/proc/{a.space.pid}/root/dev/shm").f_blocks
-        * os.statvfs("/").f_frsize
+        os.statvfs(f"/proc/{a.space.pid}/root/dev/shm").f_blocks * os.statvfs("/").f_frsize
         == 16 << 20
     )
 
@@ -77,9 +74,7 @@ def test_a_host_has_no_way_to_the_machine(make_testbed: MakeTestbed) -> None:
     assert "default" not in a.run("ip", "route").stdout
 
 
-def test_a_host_may_have_a_network_that_leads_nowhere(
-    make_testbed: MakeTestbed,
-) -> None:
+def test_a_host_may_have_a_network_that_leads_nowhere(make_testbed: MakeTestbed) -> None:
     a, b = make_testbed("a-name-that-is-too-long-for-a-link.example", "b").hosts
     a.add_interface("docker0", "172.17.0.1/16")
     assert a.run("ls", "/sys/class/net").stdout.split() == ["docker0", "eth0", "lo"]
@@ -106,11 +101,7 @@ def test_a_command_says_how_it_ended(make_testbed: MakeTestbed, tmp_path: Path) 
         cwd=tmp_path,
         text="in",
     )
-    assert (done.returncode, done.stdout, done.stderr) == (
-        7,
-        f"{tmp_path}\nin",
-        "red\n",
-    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, f"{tmp_path}\nin", "red\n")
     job = a.start("sh", "-c", "echo begun; exec sleep 1000")
     job.wait_for("begun")
     assert job.is_running()
@@ -122,9 +113,7 @@ def test_a_command_says_how_it_ended(make_testbed: MakeTestbed, tmp_path: Path) 
         a.start("echo", "something else").wait_for("never")
     with pytest.raises(subprocess.TimeoutExpired):
         a.run("sleep", "1000", timeout_s=0.2)
-    processes.wait_until(
-        lambda: not a.space.pids(), "the end of the command that took too long"
-    )
+    processes.wait_until(lambda: not a.space.pids(), "the end of the command that took too long")
 
 
 @pytest.mark.soak
@@ -190,14 +179,10 @@ def test_bandwidth_and_mtu_of_a_link(make_testbed: MakeTestbed) -> None:
         "1500\n",
         "700\n",
     ]
-    assert answers(a, b, 5000, num_bytes=5000), (
-        "a small MTU is known to the host, and works"
-    )
+    assert answers(a, b, 5000, num_bytes=5000), "a small MTU is known to the host, and works"
 
 
-def test_a_cut_link_gives_no_answer_and_a_restored_one_works(
-    make_testbed: MakeTestbed,
-) -> None:
+def test_a_cut_link_gives_no_answer_and_a_restored_one_works(make_testbed: MakeTestbed) -> None:
     a, b = make_testbed("a", "b").hosts
     listener = b.start(sys.executable, "-IS", "-c", LISTEN)
     listener.wait_for("ready")
@@ -213,14 +198,10 @@ def test_a_cut_link_gives_no_answer_and_a_restored_one_works(
     b.restore()
     listener.wait_for(f"\n{heard.count(chr(10)) + 10}\n")
     numbers = listener.text().split()[1:-1]
-    assert numbers == [str(number) for number in range(len(numbers))], (
-        "nothing was lost on the way"
-    )
+    assert numbers == [str(number) for number in range(len(numbers))], "nothing was lost on the way"
 
 
-def test_freezing_and_killing_hit_those_with_the_marker(
-    make_testbed: MakeTestbed,
-) -> None:
+def test_freezing_and_killing_hit_those_with_the_marker(make_testbed: MakeTestbed) -> None:
     a, b = make_testbed("a", "b").hosts
     script = "RANK=1 setsid sleep 1000 & RANK=0 setsid sleep 1000 & echo begun; wait"
     for host in (a, b):
@@ -236,16 +217,12 @@ def test_freezing_and_killing_hit_those_with_the_marker(
     assert len(others) == 2
     assert "T" not in [processes.stat_fields(pid)[0] for pid in others]
     a.thaw("RANK=1")
-    processes.wait_until(
-        lambda: processes.stat_fields(frozen)[0] == "S", "a process that goes on"
-    )
+    processes.wait_until(lambda: processes.stat_fields(frozen)[0] == "S", "a process that goes on")
     a.freeze("RANK=1")
     a.kill("RANK=1")
     processes.wait_until(lambda: not a.find("RANK=1"), "the end of the killed one")
     assert len(a.find("RANK=0")) == len(b.find("RANK=1")) == 1
-    with pytest.raises(
-        AssertionError, match="no process on a has RANK=1 in its environment"
-    ):
+    with pytest.raises(AssertionError, match="no process on a has RANK=1 in its environment"):
         a.kill("RANK=1")
 
 
@@ -289,9 +266,7 @@ def test_a_host_goes_down_and_is_restored(make_testbed: MakeTestbed) -> None:
 def test_ssh_runs_a_command_on_another_host(make_testbed: MakeTestbed) -> None:
     bed = make_testbed("a", "b")
     ssh = SshDaemons(bed)
-    done = bed["a"].run(
-        *ssh.command("b", "hostname; cat; exit 5"), text="through stdin"
-    )
+    done = bed["a"].run(*ssh.command("b", "hostname; cat; exit 5"), text="through stdin")
     assert (done.returncode, done.stdout, done.stderr) == (5, "b\nthrough stdin", "")
     assert bed["b"].run(*ssh.command(bed["a"].address, "hostname")).stdout == "a\n"
     # The key of another host than the one that was asked for is refused, without a question.
@@ -315,9 +290,7 @@ def traces_on_the_machine() -> dict[str, object]:
         "links": re.findall(r"^\S+", links.stdout, re.MULTILINE),
         "mounts": Path("/proc/self/mounts").read_text(),
         "named namespaces": [str(path) for path in Path("/run").glob("netns/*")],
-        "processes": [
-            pid for pid in processes.everyone() if mine in processes.environment(pid)
-        ],
+        "processes": [pid for pid in processes.everyone() if mine in processes.environment(pid)],
         "hostname": os.uname().nodename,
     }
 
@@ -326,9 +299,7 @@ def test_nothing_is_left(make_testbed: MakeTestbed) -> None:
     before = traces_on_the_machine()
     bed = make_testbed("a", "b")
     spaces = {
-        processes.namespace(host.space.pid, kind)
-        for host in bed
-        for kind in ("mnt", "pid", "uts")
+        processes.namespace(host.space.pid, kind) for host in bed for kind in ("mnt", "pid", "uts")
     }
     assert len(spaces) == 6
     # Held, so that the kernel does not give their numbers to the testbed of a test beside this one.
@@ -339,10 +310,7 @@ def test_nothing_is_left(make_testbed: MakeTestbed) -> None:
     ]
     SshDaemons(bed)
     bed["a"].start(
-        "sh",
-        "-c",
-        "trap '' TERM HUP; setsid sleep 1000 & sleep 1000",
-        env={"JOB": "stubborn"},
+        "sh", "-c", "trap '' TERM HUP; setsid sleep 1000 & sleep 1000", env={"JOB": "stubborn"}
     )
     firewall.drop_everything(bed["a"])
     bed["b"].cut()
@@ -374,19 +342,14 @@ print(*(host.space.pid for host in bed), *bed["a"].space.pids(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     pids = {int(word) for word in done.stdout.split()}
     assert len(pids) >= 2
     states = lambda: [processes.stat_fields(pid)[:1] for pid in pids]  # noqa: E731
     processes.wait_until(
-        lambda: all(state in ([], ["Z"]) for state in states()),
-        "the end of all on the hosts",
+        lambda: all(state in ([], ["Z"]) for state in states()), "the end of all on the hosts"
     )
 
 
@@ -409,9 +372,9 @@ def test_what_a_dead_process_left_is_removed_and_what_a_living_one_has_is_not(
     try:
         make_testbed("a")
         assert sleepers["dead"].wait(5) == -signal.SIGKILL
-        assert [
-            name for name, sleeper in sleepers.items() if sleeper.poll() is None
-        ] == list(owners)[1:]
+        assert [name for name, sleeper in sleepers.items() if sleeper.poll() is None] == list(
+            owners
+        )[1:]
     finally:
         for sleeper in sleepers.values():
             sleeper.kill()
@@ -446,7 +409,4 @@ def test_what_is_installed_is_what_is_needed() -> None:
     pairs = re.findall(
         r"\b([a-z-]+):([a-z0-9-]+)", (Path(__file__).parent / "install.sh").read_text()
     )
-    assert (
-        dict(pairs)
-        == needs.TOOLS | needs.SLURM_TOOLS | needs.BROWSER | needs.PROMETHEUS
-    )
+    assert dict(pairs) == needs.TOOLS | needs.SLURM_TOOLS | needs.BROWSER | needs.PROMETHEUS

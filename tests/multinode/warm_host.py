@@ -65,11 +65,7 @@ def _serve(host_pid: int, control: Connection) -> None:
         os.waitpid(child, 0)
         return
     FOLDER.mkdir()
-    words = {
-        "python": sys.executable,
-        "client": str(warm.CLIENT),
-        "server": str(FOLDER / "server"),
-    }
+    words = {"python": sys.executable, "client": str(warm.CLIENT), "server": str(FOLDER / "server")}
     PROGRAM.write_text(
         warm.PROGRAM.format(**{name: shlex.quote(word) for name, word in words.items()})
     )

@@ -21,14 +21,7 @@ from drumline.runs import catalog
 from drumline.runs.events import JsonLines, read_events
 from drumline.training.tasks.base import Loss
 from tests.hooked_jobs import HookedNormalised
-from tests.jobs import (
-    Classify,
-    assert_same_bits,
-    make_config,
-    newest,
-    train_here,
-    train_on,
-)
+from tests.jobs import Classify, assert_same_bits, make_config, newest, train_here, train_on
 
 EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)
 
@@ -53,9 +46,7 @@ class Breaks(Classify):
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [
-        event
-        for event in read_events(run / "events" / "rank-00000.jsonl")
-        if event["kind"] == kind
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
     ]
 
 
@@ -91,10 +82,7 @@ def test_the_bits_are_those_of_saves_that_the_step_waits_for(
         name = Path("checkpoints") / f"step-{step:08d}"
         waited = store.read(tmp_path / "waits" / name)
         beside = store.read(tmp_path / "beside" / name)
-        (
-            waited.documents["progress"].pop("facts"),
-            beside.documents["progress"].pop("facts"),
-        )
+        waited.documents["progress"].pop("facts"), beside.documents["progress"].pop("facts")
         assert_same_bits(waited, beside)
     for run, copies, steps in (
         ("waits", {"none"}, range(1, 11)),
@@ -106,8 +94,7 @@ def test_the_bits_are_those_of_saves_that_the_step_waits_for(
         assert all(event["blocked_s"] > 0 for event in saved)
         assert problems(tmp_path / run) == []
     assert all(
-        event["blocked_s"] >= event["seconds"]
-        for event in events(tmp_path / "waits", "checkpoint")
+        event["blocked_s"] >= event["seconds"] for event in events(tmp_path / "waits", "checkpoint")
     )
     assert all(
         event["blocked_s"] < event["seconds"]
@@ -137,9 +124,7 @@ def test_a_checkpoint_is_reported_when_it_is_complete(
                 begun.set()
             return super().loss(model, batch)
 
-    config = make_config(
-        steps=9, checkpoint=replace(EVERY_STEP, every_steps=1, when_busy="skip")
-    )
+    config = make_config(steps=9, checkpoint=replace(EVERY_STEP, every_steps=1, when_busy="skip"))
     train_here(config, Frees, tmp_path)
     saved = [event["step"] for event in events(tmp_path, "checkpoint")]
     assert saved[0] == 1
@@ -150,10 +135,7 @@ def test_a_checkpoint_is_reported_when_it_is_complete(
         message = f"skipped the save of step {step}: step 1 is still being written"
         assert (step, message) in notes
     assert catalog.list_steps(tmp_path / "checkpoints") == saved
-    order = [
-        (e["kind"], e["step"])
-        for e in read_events(tmp_path / "events" / "rank-00000.jsonl")
-    ]
+    order = [(e["kind"], e["step"]) for e in read_events(tmp_path / "events" / "rank-00000.jsonl")]
     assert order.index(("checkpoint", 1)) > order.index(("train", 4))
     assert problems(tmp_path) == []
 
@@ -166,12 +148,7 @@ def test_the_ledger_is_on_the_disk_before_the_checkpoint_and_no_step_waits_for_t
 
     def flush_and_note(lines: JsonLines) -> None:
         flush(lines)
-        seen.append(
-            (
-                threading.current_thread().name,
-                catalog.list_steps(tmp_path / "checkpoints"),
-            )
-        )
+        seen.append((threading.current_thread().name, catalog.list_steps(tmp_path / "checkpoints")))
 
     monkeypatch.setattr(JsonLines, "flush", flush_and_note)
     train_here(make_config(steps=2, checkpoint=EVERY_STEP), Classify, tmp_path)
@@ -182,9 +159,7 @@ def test_the_best_and_the_last_are_not_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_down(monkeypatch, lambda step: time.sleep(0.3))
-    config = make_config(
-        epochs=1, checkpoint=replace(EVERY_STEP, when_busy="skip", every_epochs=1)
-    )
+    config = make_config(epochs=1, checkpoint=replace(EVERY_STEP, when_busy="skip", every_epochs=1))
     config = replace(config, train=replace(config.train, epochs=None, steps=7))
     train_here(config, Classify, tmp_path)
     saved = [event["step"] for event in events(tmp_path, "checkpoint")]
@@ -199,9 +174,7 @@ def test_an_error_elsewhere_waits_for_the_checkpoint_in_hand(
     Breaks.calls = 0
     slow_down(monkeypatch, lambda step: time.sleep(0.3))
     with pytest.raises(ZeroDivisionError, match="the fourth step"):
-        train_here(
-            make_config(checkpoint=replace(EVERY_STEP, every_steps=3)), Breaks, tmp_path
-        )
+        train_here(make_config(checkpoint=replace(EVERY_STEP, every_steps=3)), Breaks, tmp_path)
     assert [event["step"] for event in events(tmp_path, "checkpoint")] == [3]
     assert catalog.verify(tmp_path / "checkpoints" / "step-00000003").step == 3
 
@@ -217,24 +190,18 @@ def test_an_error_of_the_writer_hides_no_other(
 
     slow_down(monkeypatch, fail_late)
     with pytest.raises(ZeroDivisionError, match="the fourth step"):
-        train_here(
-            make_config(checkpoint=replace(EVERY_STEP, every_steps=3)), Breaks, tmp_path
-        )
+        train_here(make_config(checkpoint=replace(EVERY_STEP, every_steps=3)), Breaks, tmp_path)
     assert [event["message"] for event in events(tmp_path, "warning")] == [
         "the disk of the test is full"
     ]
 
 
 @pytest.mark.parametrize("every_steps", [1, 0], ids=["in-between", "at-the-end"])
-def test_a_checkpoint_that_cannot_be_written_ends_the_run(
-    tmp_path: Path, every_steps: int
-) -> None:
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, every_steps: int) -> None:
     in_the_way = tmp_path / "checkpoints" / f"step-{every_steps or 100:08d}"
     in_the_way.parent.mkdir()
     in_the_way.write_text("mine")
-    config = make_config(
-        steps=100, checkpoint=replace(EVERY_STEP, every_steps=every_steps)
-    )
+    config = make_config(steps=100, checkpoint=replace(EVERY_STEP, every_steps=every_steps))
     config = replace(config, log=replace(config.log, every_steps=100))
     with pytest.raises(
         CheckpointError, match=r"could not be saved: a file is where a folder should be"
@@ -259,9 +226,9 @@ def test_two_ranks_write_a_share_each(tmp_path: Path) -> None:
     assert_same_bits(parts, whole)
     files = catalog.verify(tmp_path / "parts" / "checkpoints" / "step-00000005").files
     names = ("model", "optimizer", "hooks")
-    assert {
-        f"{name}-part-0000{rank}.safetensors" for name in names for rank in (0, 1)
-    } <= set(files)
+    assert {f"{name}-part-0000{rank}.safetensors" for name in names for rank in (0, 1)} <= set(
+        files
+    )
     assert problems(tmp_path / "parts") == []
     # On one rank it has no effect, and what two have written is read.
     longer = replace(shared, train=replace(shared.train, epochs=None, steps=6))

@@ -65,9 +65,7 @@ def config_of(balance: str = "auto", **settings: Any) -> Config:
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [
-        event
-        for event in read_events(run / "events" / "rank-00000.jsonl")
-        if event["kind"] == kind
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
     ]
 
 
@@ -78,14 +76,11 @@ def recorded(run: Path) -> dict[str, Any]:
 
 def last_sizes(run: Path) -> list[int]:
     """Of the last full batch in the ledger, by rank."""
-    lines = [
-        json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()
-    ]
+    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     ranks = [from_json(rank) for rank in lines[-1]["ranks"]]
     stride = max(entry.stride for entry in ranks[0])
     return [
-        next(one.high - one.low for one in reversed(rank) if one.stride == stride)
-        for rank in ranks
+        next(one.high - one.low for one in reversed(rank) if one.stride == stride) for rank in ranks
     ]
 
 
@@ -99,16 +94,11 @@ def assert_once(run: Path) -> None:
 
 def train_and_refuse(folder: Path, even: Config, balanced: Config) -> str:
     few = [
-        replace(
-            config, train=replace(config.train, steps=20, batch_size=8, accumulate=1)
-        )
+        replace(config, train=replace(config.train, steps=20, batch_size=8, accumulate=1))
         for config in (even, balanced)
     ]
     jobs = [(even, Classify, "even"), (balanced, OneSlow, "balanced")]
-    jobs += [
-        (few[0], WeighTokens, "tokens even"),
-        (few[1], OneSlowWithTokens, "tokens"),
-    ]
+    jobs += [(few[0], WeighTokens, "tokens even"), (few[1], OneSlowWithTokens, "tokens")]
     train_each_here([(config, task, folder / run) for config, task, run in jobs])
     with pytest.raises(UsageError) as caught:
         train_here(config_of(steps=2), ClassifyStream, folder / "stream")
@@ -119,8 +109,7 @@ def train_and_refuse(folder: Path, even: Config, balanced: Config) -> str:
 def test_a_slow_rank_gets_fewer_samples_and_the_run_is_the_same(tmp_path: Path) -> None:
     # The sizes cannot change between the steps 28 and 40.
     even, balanced = (
-        config_of(balance, batch_size=24, steps=39, accumulate=2)
-        for balance in ("off", "auto")
+        config_of(balance, batch_size=24, steps=39, accumulate=2) for balance in ("off", "auto")
     )
     run = tmp_path / "balanced"
     refusals = run_ranks(2, train_and_refuse, tmp_path, even, balanced)
@@ -143,9 +132,7 @@ def test_a_slow_rank_gets_fewer_samples_and_the_run_is_the_same(tmp_path: Path) 
 
     assert recorded(tmp_path / "tokens")["sizes"] != [4, 4]
     for even_run, other in (("even", "balanced"), ("tokens even", "tokens")):
-        expected, weights = (
-            newest(tmp_path / name).tensors["model"] for name in (even_run, other)
-        )
+        expected, weights = (newest(tmp_path / name).tensors["model"] for name in (even_run, other))
         assert all(
             torch.allclose(weights[name], expected[name], rtol=1e-9, atol=1e-12)
             for name in expected
@@ -154,9 +141,7 @@ def test_a_slow_rank_gets_fewer_samples_and_the_run_is_the_same(tmp_path: Path) 
 
     # What a kill after step 30 leaves, killed once more after step 36.
     killed = Path(shutil.copytree(run, tmp_path / "killed"))
-    for step in (
-        step for step in catalog.list_steps(killed / "checkpoints") if step > 30
-    ):
+    for step in (step for step in catalog.list_steps(killed / "checkpoints") if step > 30):
         shutil.rmtree(killed / "checkpoints" / catalog.folder_name(step))
     interrupted_at(36, 2, balanced, OneSlow, killed)
     train_on(2, balanced, OneSlow, killed)
@@ -179,9 +164,7 @@ def test_four_ranks_and_then_two(tmp_path: Path) -> None:
     assert all(9 <= size <= 14 for size in fast)
     assert last_sizes(tmp_path) == [*fast, slow]
     assert_once(tmp_path)
-    train_on(
-        2, replace(config, train=replace(config.train, steps=36)), OneSlow, tmp_path
-    )
+    train_on(2, replace(config, train=replace(config.train, steps=36)), OneSlow, tmp_path)
     assert recorded(tmp_path)["sizes"] == [20, 20]
     assert recorded(tmp_path)["measure_at"] == 34 + 5
     assert_once(tmp_path)

@@ -42,12 +42,7 @@ class Wide(Classify):
         torch.manual_seed(3)
         dropout = nn.Dropout(self.config.model.dropout)
         model = nn.Sequential(
-            nn.Linear(6, 64),
-            nn.Tanh(),
-            dropout,
-            nn.Linear(64, 64),
-            nn.Tanh(),
-            nn.Linear(64, 2),
+            nn.Linear(6, 64), nn.Tanh(), dropout, nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
         )
         model.dead = nn.Parameter(torch.randn(48, 48))
         return model
@@ -81,11 +76,7 @@ def compressed(
 ) -> DistConfig:
     # Buckets of one matrix each.
     return DistConfig(
-        comm=comm,
-        powersgd_start=start,
-        powersgd_rank=columns,
-        bucket_cap_mb=0.005,
-        **dist,
+        comm=comm, powersgd_start=start, powersgd_rank=columns, bucket_cap_mb=0.005, **dist
     )  # type: ignore[arg-type]
 
 
@@ -98,8 +89,7 @@ def errors(run: Path, rank: int) -> dict[int, Tensor]:
     """The error feedback of a rank in the newest checkpoint, by bucket."""
     saved = newest(run)
     state = decode_state(
-        saved.documents["comm"]["ranks"][rank],
-        lambda name: saved.tensors["comm"][f"{rank}/{name}"],
+        saved.documents["comm"]["ranks"][rank], lambda name: saved.tensors["comm"][f"{rank}/{name}"]
     )
     return {index: bucket["error"] for index, bucket in state.items()}
 
@@ -107,20 +97,13 @@ def errors(run: Path, rank: int) -> dict[int, Tensor]:
 @pytest.mark.soak
 def test_powersgd_is_killed_and_resumed_bit_for_bit(tmp_path: Path) -> None:
     config = config_of(
-        compressed(),
-        steps=7,
-        dropout=0.3,
-        augment=True,
-        accumulate=2,
-        checkpoint=EVERY_STEP,
+        compressed(), steps=7, dropout=0.3, augment=True, accumulate=2, checkpoint=EVERY_STEP
     )
     interrupted_at(5, 2, config, Wide, tmp_path / "killed")
     train_each_on(2, *((config, Wide, tmp_path / run) for run in ("killed", "whole")))
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
     first, second = (errors(tmp_path / "whole", rank) for rank in range(2))
-    assert len(first) > 2, (
-        "several buckets, which torch's hook alone would not survive on gloo"
-    )
+    assert len(first) > 2, "several buckets, which torch's hook alone would not survive on gloo"
     assert all(torch.isfinite(one).all() for one in first.values())
     assert any(not torch.equal(first[index], second[index]) for index in first), (
         "each rank has its own"
@@ -152,12 +135,9 @@ def test_gradients_that_are_compressed_train_nearly_the_same(tmp_path: Path) -> 
     def distance(run: str) -> float:
         """From the run that sends all of its gradients, relative to the way it went."""
         plain = weights["none"]
-        apart = sum(
-            float((weights[run][name] - plain[name]).square().sum()) for name in plain
-        )
+        apart = sum(float((weights[run][name] - plain[name]).square().sum()) for name in plain)
         return (
-            apart
-            / sum(float((begin[name] - plain[name]).square().sum()) for name in plain)
+            apart / sum(float((begin[name] - plain[name]).square().sum()) for name in plain)
         ) ** 0.5
 
     assert 0 < distance("fp16") < 0.002
@@ -193,23 +173,15 @@ def test_what_was_not_sent_is_lost_on_another_number_of_ranks(tmp_path: Path) ->
         config_of(compressed(columns=1), steps=7),
         config_of(later, steps=8),
     ]
-    (ranks, columns, buckets), (others, *_), _ = run_ranks(
-        3, resumed_messages, tmp_path, configs
-    )
-    assert ranks == [
-        "PowerSGD's error feedback is that of 2 ranks: on 3 it begins anew"
-    ]
+    (ranks, columns, buckets), (others, *_), _ = run_ranks(3, resumed_messages, tmp_path, configs)
+    assert ranks == ["PowerSGD's error feedback is that of 2 ranks: on 3 it begins anew"]
     assert others == []
     changed = (
         "of the gradients, or dist.powersgd_rank, changed since the checkpoint: PowerSGD "
         "starts anew from this bucket"
     )
-    assert columns == [
-        f"bucket 0 {changed} on, and what was not sent yet of these buckets is lost"
-    ]
-    assert [message.partition(" on,")[0] for message in buckets] == [
-        f"bucket 1 {changed}"
-    ]
+    assert columns == [f"bucket 0 {changed} on, and what was not sent yet of these buckets is lost"]
+    assert [message.partition(" on,")[0] for message in buckets] == [f"bucket 1 {changed}"]
 
 
 def refusals(run: Path) -> list[str]:
@@ -243,13 +215,7 @@ def test_a_state_that_is_not_ours_is_refused(tmp_path: Path) -> None:
         file: {name: tensor.clone() for name, tensor in group.items()}
         for file, group in saved.tensors.items()
     }
-    store.write(
-        tmp_path / "checkpoints",
-        5,
-        tensors=tensors,
-        documents=saved.documents,
-        metrics={},
-    )
+    store.write(tmp_path / "checkpoints", 5, tensors=tensors, documents=saved.documents, metrics={})
     with pytest.raises(RanksFailed) as caught:
         train_each_on(2, (config_of(compressed(), steps=6), Wide, tmp_path))
     assert (

@@ -128,10 +128,7 @@ def train_unevenly(config: Config, run: Path) -> None:
     job_connection.HeartbeatWriter = partial(HeartbeatWriter, run / f"heartbeat-{rank}")  # type: ignore[misc,assignment]
     torch.compile = partial(torch.compile, backend="eager")  # type: ignore[assignment]  # fast; its graphs are the same
     ddp = make_manager(
-        replace(
-            config,
-            dist=replace(config.dist, train_timeout_s=TIMEOUT_S, same_code=False),
-        )
+        replace(config, dist=replace(config.dist, train_timeout_s=TIMEOUT_S, same_code=False))
     )
     ddp.setup()
     try:
@@ -167,9 +164,7 @@ def train_in_all_ways(runs: Path) -> None:
     inductor.force_disable_caches = True
     train_here(compiled, Probed, runs / "without a compiler")
     torch._dynamo.reset()
-    train_unevenly(
-        replace(compiled, train=replace(compiled.train, epochs=3)), runs / "uneven"
-    )
+    train_unevenly(replace(compiled, train=replace(compiled.train, epochs=3)), runs / "uneven")
 
 
 def fork_two_ranks(runs: Path) -> None:
@@ -184,19 +179,13 @@ def fork_two_ranks(runs: Path) -> None:
     inductor.cpp.simdlen = 1
     inductor.use_joint_graph_passes = False
     run_ranks(
-        2,
-        train_in_all_ways,
-        runs,
-        timeout_s=340,
-        context=multiprocessing.get_context("fork"),
+        2, train_in_all_ways, runs, timeout_s=340, context=multiprocessing.get_context("fork")
     )
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [
-        event
-        for event in read_events(run / "events" / "rank-00000.jsonl")
-        if event["kind"] == kind
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
     ]
 
 
@@ -211,9 +200,7 @@ def test_on_two_ranks(tmp_path: Path) -> None:
     run_ranks(1, fork_two_ranks, tmp_path, timeout_s=350)
     is_the_same_training_with_a_compiler_and_without(tmp_path)
     a_backward_pass_that_cannot_be_compiled_falls_back_too(tmp_path)
-    ranks_wait_for_one_that_compiles_outside_of_collectives_and_hear_what_it_made(
-        tmp_path
-    )
+    ranks_wait_for_one_that_compiles_outside_of_collectives_and_hear_what_it_made(tmp_path)
 
 
 def is_the_same_training_with_a_compiler_and_without(runs: Path) -> None:
@@ -254,22 +241,17 @@ def ranks_wait_for_one_that_compiles_outside_of_collectives_and_hear_what_it_mad
         >= TIMEOUT_S
         > max(spent[0][phase] for phase in (Phase.FORWARD, Phase.BACKWARD))
     )
-    [different, *again] = [
-        event["message"] for event in events(runs / "uneven", "warning")
-    ]
+    [different, *again] = [event["message"] for event in events(runs / "uneven", "warning")]
     assert different.startswith(
         "ranks differ in what torch.compile made of Uneven.loss(): rank 0 ("
     )
     assert ": 1 graph, 0 graph breaks, " in different
     assert "2 graphs, 2 graph breaks, " in different.partition("; rank 1 (")[2]
     assert len(again) == 2
-    assert again[0].startswith(
-        "torch compiled Uneven.loss() again at step 8 on rank 0: "
-    )
+    assert again[0].startswith("torch compiled Uneven.loss() again at step 8 on rank 0: ")
     assert "loss (test_compiled_step.py:" in again[1]
     assert " again at step 8 on rank 1: " in again[1]
     assert all(
-        "scale" in message
-        and "Try: keep what changes from step to step in a tensor" in message
+        "scale" in message and "Try: keep what changes from step to step in a tensor" in message
         for message in again
     )

@@ -21,9 +21,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "contrastive.py"
 # Four ranks have 3, 3, 2 and 2 of the ten pairs.
 CONFIG = make_config(
     batch_size=10,
-    optim=OptimConfig(
-        lr=1.0, momentum=0.0, nesterov=False, weight_decay=0.0, schedule="constant"
-    ),
+    optim=OptimConfig(lr=1.0, momentum=0.0, nesterov=False, weight_decay=0.0, schedule="constant"),
 )
 
 
@@ -43,8 +41,7 @@ def gradient_of_one_step() -> list[list[float]]:
         before = [parameter.detach().clone() for parameter in job.model.parameters()]
         TrainStep(job)(next(job.loader.steps()))
         gradients = [
-            old - now.detach()
-            for old, now in zip(before, job.model.parameters(), strict=True)
+            old - now.detach() for old, now in zip(before, job.model.parameters(), strict=True)
         ]
         job.close()
         return [gradient.flatten().tolist() for gradient in gradients]
@@ -56,15 +53,12 @@ def gradient_by_hand() -> list[list[float]]:
         job = build_job(CONFIG, in_double_precision(CONFIG), ddp)
         left, right = (
             nn.functional.normalize(encoder(view.double()))
-            for encoder, view in zip(
-                job.model.children(), job.loader.preview(), strict=True
-            )
+            for encoder, view in zip(job.model.children(), job.loader.preview(), strict=True)
         )
         scores = left @ right.T / 0.1
         own = torch.arange(10)
         loss: Tensor = (
-            nn.functional.cross_entropy(scores, own)
-            + nn.functional.cross_entropy(scores.T, own)
+            nn.functional.cross_entropy(scores, own) + nn.functional.cross_entropy(scores.T, own)
         ) / 2
         gradients = torch.autograd.grad(loss, list(job.model.parameters()))
         job.close()

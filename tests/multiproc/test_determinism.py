@@ -35,10 +35,7 @@ def train_deterministically(config: Config, run: Path) -> dict[str, Any]:
     ddp.setup()
     try:
         TrainingRun(
-            RunRequest("test", config, run, False, ("test",)),
-            Scattering,
-            ddp,
-            Progress(),
+            RunRequest("test", config, run, False, ("test",)), Scattering, ddp, Progress()
         ).train()
     finally:
         ddp.cleanup()
@@ -71,11 +68,7 @@ def test_a_resume_with_other_threads_says_that_bits_may_differ(tmp_path: Path) -
     config = make_config(epochs=1)
     run_ranks(1, train_with_threads, 1, config, tmp_path)
     run_ranks(
-        1,
-        train_with_threads,
-        2,
-        replace(config, train=replace(config.train, epochs=2)),
-        tmp_path,
+        1, train_with_threads, 2, replace(config, train=replace(config.train, epochs=2)), tmp_path
     )
     events = read_events(tmp_path / "events" / "rank-00000.jsonl")
     assert [event["message"] for event in events if event["kind"] == "warning"] == [

@@ -53,16 +53,11 @@ def whole_program() -> str:
 
 
 def test_healthy_ranks_find_nothing_and_measure() -> None:
-    results = {
-        rank: read_result(text) for rank, text in enumerate(run_ranks(3, whole_program))
+    results = {rank: read_result(text) for rank, text in enumerate(run_ranks(3, whole_program))}
+    assert {rank: (one["rank"], one["host"], one["ok"]) for rank, one in results.items()} == {
+        rank: (rank, HOST, True) for rank in range(3)
     }
-    assert {
-        rank: (one["rank"], one["host"], one["ok"]) for rank, one in results.items()
-    } == {rank: (rank, HOST, True) for rank in range(3)}
-    said = [
-        {"rank": rank, "host": HOST, "result": result}
-        for rank, result in results.items()
-    ]
+    said = [{"rank": rank, "host": HOST, "result": result} for rank, result in results.items()]
     assert collective_findings(said, {}) == []
     numbers = measured(said)
     assert numbers["all_reduce_bytes"] == 4 * LARGE
@@ -71,15 +66,9 @@ def test_healthy_ranks_find_nothing_and_measure() -> None:
 
 
 class WrongOnRank1(Collectives):
-    def all_reduce(
-        self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
-    ) -> Tensor:
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         super().all_reduce(tensor, op)
-        if (
-            dist.get_rank() == 1
-            and tensor.dtype == torch.int64
-            and tensor.numel() == LARGE
-        ):
+        if dist.get_rank() == 1 and tensor.dtype == torch.int64 and tensor.numel() == LARGE:
             tensor[17] += 1
         return tensor
 
@@ -96,19 +85,12 @@ def examined(
 ) -> list[tuple[str, str, str]]:
     lines: list[str] = []
     report = RankReport(ddp, write=lines.append)
-    check_rank(
-        report,
-        PhaseTimer(limit_s=60, place=ddp.place, on_late=report.give_up),
-        exchange,
-    )
+    check_rank(report, PhaseTimer(limit_s=60, place=ddp.place, on_late=report.give_up), exchange)
     report.print()
     ddp.cleanup()
     result = json.loads(lines[0])
     assert result["ok"] == (not result["findings"])
-    return [
-        (finding["where"], finding["what"], finding["fix"])
-        for finding in result["findings"]
-    ]
+    return [(finding["where"], finding["what"], finding["fix"]) for finding in result["findings"]]
 
 
 def wrong_value() -> Any:
@@ -178,9 +160,7 @@ def test_a_rank_that_never_joined_is_reported_and_so_is_a_missing_launcher() -> 
 class FreezesInTheLargeSum(Collectives):
     """Rank 1 stops dead, as by `kill -STOP`."""
 
-    def all_reduce(
-        self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
-    ) -> Tensor:
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         if tensor.numel() == LARGE and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         return super().all_reduce(tensor, op)
@@ -197,18 +177,14 @@ def frozen(folder: Path) -> None:
     ddp = RunManager(backend="gloo", device="cpu", watch=WatchConfig(sidecar="off"))
     report = RankReport(ddp, write=write)
     check_rank(
-        report,
-        PhaseTimer(limit_s=3, place=ddp.place, on_late=report.give_up),
-        FreezesInTheLargeSum,
+        report, PhaseTimer(limit_s=3, place=ddp.place, on_late=report.give_up), FreezesInTheLargeSum
     )
 
 
 def test_a_frozen_rank_is_named_by_the_one_that_waits_for_it(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as ended:
         run_ranks(2, frozen, tmp_path)
-    assert ended.value.errors == dict.fromkeys(
-        (0, 1), "the process ended without a word"
-    )
+    assert ended.value.errors == dict.fromkeys((0, 1), "the process ended without a word")
     result = read_result((tmp_path / "line").read_text())
     assert result is not None
     assert (result["rank"], result["ok"], result["numbers"]) == (0, False, {})
@@ -249,10 +225,7 @@ def test_a_rank_that_a_finding_is_about_is_not_waited_for_and_killed(
 @pytest.mark.parametrize(
     ("program", "what"),
     [
-        (
-            "import sys; print('boom', file=sys.stderr); sys.exit(9)",
-            "exited with code 9: boom",
-        ),
+        ("import sys; print('boom', file=sys.stderr); sys.exit(9)", "exited with code 9: boom"),
         ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
         ("import time; time.sleep(60)", "still running after 1 s"),
     ],
@@ -290,9 +263,7 @@ class Watched:
         self.said: queue.Queue[list[Finding]] = queue.Queue()
         places = (Place("node-a", 0), Place("node-b", 1))
         self.timers = [
-            PhaseTimer(
-                limit_s=limit, place=partial(replace, place), on_late=self.said.put
-            )
+            PhaseTimer(limit_s=limit, place=partial(replace, place), on_late=self.said.put)
             for limit, place in zip(limits, places, strict=True)
         ]
         for timer in self.timers:
@@ -312,10 +283,7 @@ def test_the_timer_names_who_is_behind_who_does_not_respond_and_when_nobody_is(
             pass
         with behind.timers[0].phase("B"):
             assert behind.next() == [
-                (
-                    "node-b",
-                    "rank 1 on node-b did not reach B within 0.1 s: it is still in A",
-                )
+                ("node-b", "rank 1 on node-b did not reach B within 0.1 s: it is still in A")
             ]
     never = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 60))
     with never.timers[0].phase("A"):
@@ -339,9 +307,7 @@ class StoppedStore(SealedStore):
         raise dist.DistNetworkError("failed to recv, got 0 bytes")
 
 
-def test_the_timer_knows_a_store_that_does_not_respond_and_a_rendezvous_that_does_not_end() -> (
-    None
-):
+def test_the_timer_knows_a_store_that_does_not_respond_and_a_rendezvous_that_does_not_end() -> None:
     gone = Watched(StoppedStore(dist.HashStore(), "a secret"), (0.1, 60))
     with gone.timers[0].phase("A"):
         assert gone.next() == [
@@ -352,13 +318,10 @@ def test_the_timer_knows_a_store_that_does_not_respond_and_a_rendezvous_that_doe
             )
         ]
     said: queue.Queue[list[Finding]] = queue.Queue()
-    alone = PhaseTimer(
-        limit_s=0.1, place=lambda: Place(host="node-b", rank=1), on_late=said.put
-    )
+    alone = PhaseTimer(limit_s=0.1, place=lambda: Place(host="node-b", rank=1), on_late=said.put)
     with alone.phase("the rendezvous"):
         assert [
-            (sentence.where, sentence.what, sentence.fix)
-            for sentence in said.get(timeout=20)
+            (sentence.where, sentence.what, sentence.fix) for sentence in said.get(timeout=20)
         ] == [
             (
                 "node-b",

@@ -76,9 +76,7 @@ class Specialised(Classify):
         return Loss(nn.functional.cross_entropy(scores, targets, reduction="sum"))
 
 
-def elastic(
-    *, shards: int = 4, dist: DistConfig | None = None, **settings: Any
-) -> Config:
+def elastic(*, shards: int = 4, dist: DistConfig | None = None, **settings: Any) -> Config:
     config = make_config(exact="elastic", shards=shards, **settings)
     return replace(config, dist=dist or DistConfig(bucket_cap_mb=0.0005))
 
@@ -114,9 +112,7 @@ class Reentrant(Classify):
 class Recomputed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.shared, self.last = (
-            nn.Linear(6, 6).double() for _ in range(3)
-        )
+        self.first, self.shared, self.last = (nn.Linear(6, 6).double() for _ in range(3))
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.first(inputs)
@@ -128,18 +124,11 @@ class Recomputed(nn.Module):
 
 class Synchronised(Classify):
     def model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(6, 8), nn.SyncBatchNorm(8), nn.Linear(8, 2)
-        ).double()
+        return nn.Sequential(nn.Linear(6, 8), nn.SyncBatchNorm(8), nn.Linear(8, 2)).double()
 
 
 ADAM = OptimConfig(
-    name="adamw",
-    lr=0.01,
-    weight_decay=0.1,
-    schedule="cosine",
-    warmup_steps=2,
-    clip_norm=0.7,
+    name="adamw", lr=0.01, weight_decay=0.1, schedule="cosine", warmup_steps=2, clip_norm=0.7
 )
 
 
@@ -157,13 +146,7 @@ JOBS: list[tuple[type[Task], dict[str, Any]]] = [
     ),
     (
         Everything,
-        {
-            "batch_size": 24,
-            "samples": 70,
-            "shards": 6,
-            "micro_batch_size": 3,
-            "dropout": 0.3,
-        },
+        {"batch_size": 24, "samples": 70, "shards": 6, "micro_batch_size": 3, "dropout": 0.3},
     ),
     (WeighTokens, {"accumulate": 2}),
     (TwoTypes, {"batch_size": 10, "shards": 5}),
@@ -226,17 +209,13 @@ def masks_of_two_steps() -> list[str]:
     return masks
 
 
-def test_a_resume_just_before_a_batch_that_is_too_small_for_all_ranks(
-    tmp_path: Path,
-) -> None:
+def test_a_resume_just_before_a_batch_that_is_too_small_for_all_ranks(tmp_path: Path) -> None:
     """The first step of this process is one in which the last rank has nothing: it still knows what
     to send."""
     config = elastic(batch_size=32, samples=70, epochs=1, checkpoint=None)
     config = replace(config, checkpoint=replace(config.checkpoint, every_steps=1))
     with pytest.raises(RanksFailed):
-        run_ranks(
-            4, die_at, Fault("saved", 2, 0), config, WeighedPoints, tmp_path / "killed"
-        )
+        run_ranks(4, die_at, Fault("saved", 2, 0), config, WeighedPoints, tmp_path / "killed")
     assert train_on(4, config, WeighedPoints, tmp_path / "killed").step == 3
     train_on(1, config, WeighedPoints, tmp_path / "whole")
     assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
@@ -258,25 +237,16 @@ def test_a_parameter_without_a_gradient_is_named(tmp_path: Path) -> None:
         or "does not use these parameters: seldom.weight" in text
         for text in caught.value.errors.values()
     )
-    assert any(
-        "--dist.find_unused_parameters" in text for text in caught.value.errors.values()
-    )
+    assert any("--dist.find_unused_parameters" in text for text in caught.value.errors.values())
 
 
 @pytest.mark.soak
-def test_the_default_mode_on_many_worlds_is_the_same_run_up_to_rounding(
-    tmp_path: Path,
-) -> None:
+def test_the_default_mode_on_many_worlds_is_the_same_run_up_to_rounding(tmp_path: Path) -> None:
     """4 -> 2 -> 3 -> 1: the same samples, and losses that agree to many digits with those of one
     process."""
     legs = ((4, 1), (2, 2), (3, 3), (1, 4))
     for world_size, epochs in legs:
-        train_on(
-            world_size,
-            make_config(epochs=epochs, optim=OPTIM),
-            Classify,
-            tmp_path / "legs",
-        )
+        train_on(world_size, make_config(epochs=epochs, optim=OPTIM), Classify, tmp_path / "legs")
     train_on(1, make_config(epochs=4, optim=OPTIM), Classify, tmp_path / "whole")
     for name, tensor in newest(tmp_path / "whole").tensors["model"].items():
         other = newest(tmp_path / "legs").tensors["model"][name]
@@ -288,9 +258,7 @@ def test_a_gradient_that_comes_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(2, train_here, elastic(), Reentrant, tmp_path)
     text = "\n".join(caught.value.errors.values())
-    assert (
-        "the parameter shared.bias got its gradient twice in one backward pass" in text
-    )
+    assert "the parameter shared.bias got its gradient twice in one backward pass" in text
     assert "use torch.utils.checkpoint with use_reentrant=False" in text
 
 
@@ -306,12 +274,7 @@ def test_synchronised_batch_statistics_are_refused(tmp_path: Path) -> None:
 def test_a_batch_per_rank_keeps_its_bits_on_another_world(tmp_path: Path) -> None:
     def config(epochs: int) -> Config:
         return elastic(
-            batch_size_per_rank=8,
-            accumulate=2,
-            samples=70,
-            epochs=epochs,
-            shards=8,
-            optim=OPTIM,
+            batch_size_per_rank=8, accumulate=2, samples=70, epochs=epochs, shards=8, optim=OPTIM
         )
 
     train_on(4, config(1), Everything, tmp_path / "same")
@@ -326,8 +289,7 @@ def test_ranks_on_unlike_machines_are_refused(tmp_path: Path) -> None:
         run_ranks(2, train_on_another_machine, elastic(), tmp_path)
     for text in caught.value.errors.values():
         assert re.search(
-            r"ranks differ in the device: rank 0 \(.*\): kind 0; rank 1 \(.*\): kind 1",
-            text,
+            r"ranks differ in the device: rank 0 \(.*\): kind 0; rank 1 \(.*\): kind 1", text
         )
 
 

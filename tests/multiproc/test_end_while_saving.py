@@ -24,17 +24,14 @@ def end_while_writing(written: Path, *, is_signalled_again: bool) -> None:
     watcher.received_at = time.monotonic()
     watcher.is_writing = lambda: not written.exists()
     threading.Timer(
-        0.2,
-        written.touch if not is_signalled_again else lambda: os.kill(os.getpid(), 15),
+        0.2, written.touch if not is_signalled_again else lambda: os.kill(os.getpid(), 15)
     ).start()
     watcher._exit(42)
 
 
 def exit_code(written: Path, *, is_signalled_again: bool) -> int | None:
     process = server_context.Process(
-        target=end_while_writing,
-        args=(written,),
-        kwargs={"is_signalled_again": is_signalled_again},
+        target=end_while_writing, args=(written,), kwargs={"is_signalled_again": is_signalled_again}
     )
     process.start()
     process.join(30)
@@ -51,7 +48,5 @@ def test_it_ends_when_the_checkpoint_is_complete(tmp_path: Path) -> None:
 
 
 def test_told_again_it_ends_at_once(tmp_path: Path) -> None:
-    assert (
-        exit_code(tmp_path / "written", is_signalled_again=True) == 128 + signal.SIGTERM
-    )
+    assert exit_code(tmp_path / "written", is_signalled_again=True) == 128 + signal.SIGTERM
     assert not (tmp_path / "written").exists()

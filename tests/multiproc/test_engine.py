@@ -15,12 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.data import Dataset
 
-from drumline.base.errors import (
-    CheckpointError,
-    PreflightError,
-    TrainingError,
-    UsageError,
-)
+from drumline.base.errors import CheckpointError, PreflightError, TrainingError, UsageError
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.runs import catalog
@@ -76,9 +71,7 @@ def count_reductions(accumulate: int) -> list[tuple[int, int]]:
 
 
 def count_of_each(accumulates: tuple[int, ...]) -> list[tuple[int, int]]:
-    return [
-        count for accumulate in accumulates for count in count_reductions(accumulate)
-    ]
+    return [count for accumulate in accumulates for count in count_reductions(accumulate)]
 
 
 def test_gradients_are_reduced_once_a_step_however_many_micro_batches() -> None:
@@ -114,24 +107,14 @@ def precise(precision: str, **settings: Any) -> Config:
 def test_every_precision_resumes_bit_for_bit_with_its_scale(tmp_path: Path) -> None:
     precisions = ("fp32", "bf16", "fp16")
     train_each_on(
-        2,
-        *(
-            (precise(each), SinglePrecision, tmp_path / "whole" / each)
-            for each in precisions
-        ),
+        2, *((precise(each), SinglePrecision, tmp_path / "whole" / each) for each in precisions)
     )
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
     for each in precisions:
         for later in (12, 15, 16):
-            store.remove(
-                tmp_path / "again" / each / "checkpoints" / catalog.folder_name(later)
-            )
+            store.remove(tmp_path / "again" / each / "checkpoints" / catalog.folder_name(later))
     train_each_on(
-        2,
-        *(
-            (precise(each), SinglePrecision, tmp_path / "again" / each)
-            for each in precisions
-        ),
+        2, *((precise(each), SinglePrecision, tmp_path / "again" / each) for each in precisions)
     )
     for each in precisions:
         assert events(tmp_path / "again" / each, "resume")[0]["step"] == 9
@@ -142,32 +125,22 @@ def test_every_precision_resumes_bit_for_bit_with_its_scale(tmp_path: Path) -> N
             assert whole.documents["scaler"]["scale"] > 1
 
 
-def test_gradients_are_clipped_after_the_loss_scale_is_taken_out(
-    tmp_path: Path,
-) -> None:
+def test_gradients_are_clipped_after_the_loss_scale_is_taken_out(tmp_path: Path) -> None:
     norms = {}
     for precision in ("fp32", "fp16"):
         train_here(precise(precision), SinglePrecision, tmp_path / precision)
-        norms[precision] = [
-            event["grad_norm"] for event in events(tmp_path / precision, "train")
-        ]
+        norms[precision] = [event["grad_norm"] for event in events(tmp_path / precision, "train")]
     assert norms["fp16"] == pytest.approx(norms["fp32"], rel=0.05)
 
 
-def test_a_batch_per_rank_grows_with_the_world_and_the_rate_with_it(
-    tmp_path: Path,
-) -> None:
+def test_a_batch_per_rank_grows_with_the_world_and_the_rate_with_it(tmp_path: Path) -> None:
     rates = {"none": 0.1, "linear": 0.2, "sqrt": 0.1 * 2**0.5}
-    optims = {
-        rule: OptimConfig(lr=0.1, scale_lr=rule, schedule="constant") for rule in rates
-    }  # type: ignore[arg-type]
+    optims = {rule: OptimConfig(lr=0.1, scale_lr=rule, schedule="constant") for rule in rates}  # type: ignore[arg-type]
     configs = {
         rule: make_config(batch_size_per_rank=4, steps=2, optim=optim)
         for rule, optim in optims.items()
     }
-    train_each_on(
-        2, *((config, Classify, tmp_path / rule) for rule, config in configs.items())
-    )
+    train_each_on(2, *((config, Classify, tmp_path / rule) for rule, config in configs.items()))
     for rule, rate in rates.items():
         (start,) = events(tmp_path / rule, "start")
         assert (start["batch_size"], start["batch_size_per_rank"]) == (8, 4)
@@ -183,10 +156,7 @@ def test_the_rate_follows_steps_not_micro_batches_or_ranks(tmp_path: Path) -> No
     for world_size, accumulate in ((1, 1), (2, 2)):
         run = tmp_path / str(world_size)
         train_on(
-            world_size,
-            make_config(epochs=1, accumulate=accumulate, optim=optim),
-            Classify,
-            run,
+            world_size, make_config(epochs=1, accumulate=accumulate, optim=optim), Classify, run
         )
         rates.append([event["lr"] for event in events(run, "train")])
     assert rates[0] == rates[1] == pytest.approx([0.1, 0.1 / 3 * 2, 0.1 / 3])
@@ -197,9 +167,7 @@ def test_epochs_are_passes_over_the_data_on_another_world_too(
     tmp_path: Path, first_world: int, second_world: int
 ) -> None:
     """Another batch per rank is another global batch; an epoch is still every sample once."""
-    train_on(
-        first_world, make_config(batch_size_per_rank=4, epochs=1), Classify, tmp_path
-    )
+    train_on(first_world, make_config(batch_size_per_rank=4, epochs=1), Classify, tmp_path)
     progress = train_on(
         second_world, make_config(batch_size_per_rank=5, epochs=2), Classify, tmp_path
     )
@@ -209,15 +177,12 @@ def test_epochs_are_passes_over_the_data_on_another_world_too(
     assert [event["epoch"] for event in events(tmp_path, "evaluation")] == [1, 2]
 
 
-def test_a_batch_per_rank_stays_the_batch_of_the_run_on_another_world(
-    tmp_path: Path,
-) -> None:
+def test_a_batch_per_rank_stays_the_batch_of_the_run_on_another_world(tmp_path: Path) -> None:
     """Resumed on another number of ranks: the same steps, rates and weights as if it had gone on as
     it began."""
     optim = OptimConfig(lr=0.1, scale_lr="linear", weight_decay=0.0, schedule="cosine")
     one_epoch, two_epochs = (
-        make_config(batch_size_per_rank=4, epochs=epochs, optim=optim)
-        for epochs in (1, 2)
+        make_config(batch_size_per_rank=4, epochs=epochs, optim=optim) for epochs in (1, 2)
     )
     train_on(2, one_epoch, Classify, tmp_path / "2")
     for world_size in (1, 3):
@@ -234,10 +199,7 @@ def test_a_batch_per_rank_stays_the_batch_of_the_run_on_another_world(
             f"{world_size}, at most 4 at once"
         ]
         start = list(events(run, "start"))[-1]
-        assert (start["batch_size"], start["accumulate"]) == (
-            8,
-            -(-8 // (4 * world_size)),
-        )
+        assert (start["batch_size"], start["accumulate"]) == (8, -(-8 // (4 * world_size)))
         assert start["lr"] == pytest.approx(0.1 * 2)
 
 
@@ -265,9 +227,7 @@ class SometimesWeighted(Classify):
 
 
 def test_a_weight_in_some_batches_only_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        TrainingError, match="a weight in some batches and none in others"
-    ):
+    with pytest.raises(TrainingError, match="a weight in some batches and none in others"):
         train_here(make_config(), SometimesWeighted, tmp_path)
 
 
@@ -313,18 +273,14 @@ def test_a_static_graph_goes_with_accumulation_and_with_weights(tmp_path: Path) 
     config = make_config(epochs=1, accumulate=2)
     static = replace(config, dist=DistConfig(static_graph=True))
     train_each_on(
-        2,
-        (static, WeighTokens, tmp_path / "static"),
-        (config, WeighTokens, tmp_path / "usual"),
+        2, (static, WeighTokens, tmp_path / "static"), (config, WeighTokens, tmp_path / "usual")
     )
     torch.testing.assert_close(
         *(newest(tmp_path / run).tensors["model"] for run in ("static", "usual"))
     )
 
 
-def test_resuming_with_other_data_or_another_task_is_warned_about(
-    tmp_path: Path,
-) -> None:
+def test_resuming_with_other_data_or_another_task_is_warned_about(tmp_path: Path) -> None:
     train_here(make_config(epochs=1), Classify, tmp_path)
     train_here(make_config(epochs=2, samples=41), Classify, tmp_path, name="other")
     warnings = [event["message"] for event in events(tmp_path, "warning")]
@@ -358,12 +314,8 @@ def test_a_task_without_evaluation_data_trains(tmp_path: Path) -> None:
     assert events(tmp_path, "end")[0]["metrics"] == {}
 
 
-def test_a_dataset_smaller_than_the_batch_and_than_the_world_trains(
-    tmp_path: Path,
-) -> None:
-    assert (
-        train_on(4, make_config(samples=3, batch_size=8), Classify, tmp_path).step == 2
-    )
+def test_a_dataset_smaller_than_the_batch_and_than_the_world_trains(tmp_path: Path) -> None:
+    assert train_on(4, make_config(samples=3, batch_size=8), Classify, tmp_path).step == 2
 
 
 def test_every_rank_logs_the_same_global_loss(tmp_path: Path) -> None:
@@ -414,13 +366,7 @@ class ReportsAStep(Classify):
         return {**means, "step": 1.0}
 
 
-def test_a_number_that_goes_by_a_name_of_the_events_own_is_refused(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(
-        TrainingError, match="the metric name 'step' is reserved"
-    ) as caught:
+def test_a_number_that_goes_by_a_name_of_the_events_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="the metric name 'step' is reserved") as caught:
         train_here(make_config(epochs=1), ReportsAStep, tmp_path)
-    assert "rename the metric; reserved names: communication_share, data_share" in str(
-        caught.value
-    )
+    assert "rename the metric; reserved names: communication_share, data_share" in str(caught.value)

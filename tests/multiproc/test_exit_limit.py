@@ -61,16 +61,10 @@ def test_an_exit_that_blocks_is_cut_short() -> None:
     """Also that of a manager whose group is not destroyed."""
     done = subprocess.run(
         [sys.executable, "-c", FORKS, json.dumps(list(PROGRAMS))],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            **rank_environment(0, 1, free_port()),
-        },
+        env={**os.environ, "PYTHONPATH": str(ROOT), **rank_environment(0, 1, free_port())},
         capture_output=True,
         text=True,
         timeout=120,
     )
     codes = " ".join(map(str, PROGRAMS.values()))
-    assert (done.returncode, done.stdout) == (0, f"trained\ncodes {codes}\n"), (
-        done.stderr
-    )
+    assert (done.returncode, done.stdout) == (0, f"trained\ncodes {codes}\n"), done.stderr

@@ -39,9 +39,7 @@ class TiedLayers(nn.Module):
         self.out = nn.Linear(6, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.out(
-            self.norm(self.second(torch.tanh(self.first(inputs))))
-        )
+        outputs: Tensor = self.out(self.norm(self.second(torch.tanh(self.first(inputs)))))
         return outputs
 
 
@@ -87,28 +85,20 @@ def test_the_file_is_plain_and_loads_strictly(trained: Path, tmp_path: Path) -> 
     fresh.load_state_dict(load_file(to), strict=True)
     assert fresh.second.weight is fresh.first.weight
     for name, tensor in fresh.state_dict().items():
-        assert torch.equal(
-            tensor, model["first.weight" if name == "second.weight" else name]
-        )
+        assert torch.equal(tensor, model["first.weight" if name == "second.weight" else name])
     assert sorted(path.name for path in to.parent.iterdir()) == [
         "weights.md",
         "weights.safetensors",
     ]
 
 
-def test_the_average_is_what_the_run_was_evaluated_with(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_the_average_is_what_the_run_was_evaluated_with(trained: Path, tmp_path: Path) -> None:
     to = tmp_path / "average.safetensors"
-    assert (
-        main(["export", str(trained), "--which", "last", "--ema", "--to", str(to)]) == 0
-    )
+    assert main(["export", str(trained), "--which", "last", "--ema", "--to", str(to)]) == 0
     average = load_file(to)
     saved = newest(trained).tensors[HOOKS_FILE]
     assert torch.equal(average["out.weight"], saved["1/average/out.weight"])
-    assert not torch.equal(
-        average["out.weight"], newest(trained).tensors["model"]["out.weight"]
-    )
+    assert not torch.equal(average["out.weight"], newest(trained).tensors["model"]["out.weight"])
     model = TiedLayers().double().eval()
     points = Points(29)
     model.load_state_dict(average, strict=True)
@@ -132,9 +122,7 @@ def test_the_screen_says_which_weights_were_exported(
     assert first.endswith(", averaged (EMA)")
 
 
-def test_the_card_has_task_checkpoint_metrics_and_settings(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_the_card_has_task_checkpoint_metrics_and_settings(trained: Path, tmp_path: Path) -> None:
     to = tmp_path / "weights.safetensors"
     best = catalog.check_sizes(find_checkpoint(trained, "best"))
     assert main(["export", str(trained), "--which", "best", "--to", str(to)]) == 0
@@ -151,11 +139,7 @@ def test_the_card_has_task_checkpoint_metrics_and_settings(
     ):
         assert line in card
     settings = tomllib.loads(card.partition("```toml\n")[2].partition("```")[0])
-    assert settings["optim"] == {
-        "weight_decay": 0.0,
-        "clip_norm": 0.5,
-        "schedule": "constant",
-    }
+    assert settings["optim"] == {"weight_decay": 0.0, "clip_norm": 0.5, "schedule": "constant"}
     assert settings["train"] == {"epochs": 3, "batch_size": 8, "eval_batch_size": 5}
     assert "log" not in settings
     assert main(["export", str(trained), "--ema", "--to", str(to), "--force"]) == 0
@@ -175,9 +159,7 @@ def test_a_card_has_plain_text_whatever_the_checkpoint_names() -> None:
     record = Manifest(3, wrong, {wrong: 0.5}, {})
     snapshot = store.Snapshot({"model": {}}, {"progress": {"facts": facts}})
     with patch.object(catalog, "check_sizes", return_value=record):
-        card = model_card(
-            Path(), snapshot, contents="", file="weights.safetensors", averaged=False
-        )
+        card = model_card(Path(), snapshot, contents="", file="weights.safetensors", averaged=False)
     settings = card.partition("```toml\n")[2].partition("\n```")[0]
     assert json.loads(settings.partition(" = ")[2]) == wrong
     rest = card.replace(settings, "")
@@ -185,9 +167,7 @@ def test_a_card_has_plain_text_whatever_the_checkpoint_names() -> None:
     assert rest.count("```") == 4
 
 
-def test_refusals(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refusals(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     to = tmp_path / "weights.safetensors"
     (tmp_path / "weights.md").write_text("mine")
     plain = tmp_path / "plain"

@@ -44,9 +44,7 @@ def range_here(config: Config, *tasks: type[Task]) -> list[RangeTest]:
     for task in tasks:
         ddp = manager(config)
         try:
-            results.append(
-                measure_range(config, task, ddp, OPTIONS, note=lambda _: None)
-            )
+            results.append(measure_range(config, task, ddp, OPTIONS, note=lambda _: None))
         finally:
             ddp.cleanup()
     return results
@@ -78,9 +76,7 @@ def test_the_suggestion_does_not_depend_on_the_number_of_ranks() -> None:
         if one.has_diverged:
             assert one.suggestion() == two.suggestion()
         assert len(one.losses) > one.lowest > 5
-        assert one.losses[: one.lowest] == pytest.approx(
-            two.losses[: one.lowest], rel=1e-6
-        )
+        assert one.losses[: one.lowest] == pytest.approx(two.losses[: one.lowest], rel=1e-6)
 
 
 class Recorded(SGD):
@@ -110,9 +106,7 @@ def test_steps_are_taken_at_these_rates_and_groups_keep_their_ratio() -> None:
     (found,) = range_here(make_config(batch_size=32, samples=96, optim=PLAIN), TwoRates)
     assert [high for _, high in rates_taken] == pytest.approx(found.rates)
     assert [low * 10 for low, _ in rates_taken] == pytest.approx(found.rates)
-    assert list(found.rates) == [
-        OPTIONS.rate(step) for step in range(len(found.losses))
-    ]
+    assert list(found.rates) == [OPTIONS.rate(step) for step in range(len(found.losses))]
     assert found.own_optimizer == "TwoRates.optimizer()"
 
 
@@ -126,9 +120,7 @@ def test_it_begins_with_the_weights_of_model_init(tmp_path: Path) -> None:
         },
         file,
     )
-    (found,) = range_here(
-        replace(config, model=replace(config.model, init=str(file))), Classify
-    )
+    (found,) = range_here(replace(config, model=replace(config.model, init=str(file))), Classify)
     assert found.losses[0] == pytest.approx(math.log(2), rel=1e-9)
 
 
@@ -165,9 +157,7 @@ def test_sharded_modes_are_refused() -> None:
     config = make_config(batch_size=32, samples=96)
     config = replace(config, dist=replace(config.dist, mode="fsdp"))
     on_two: Any = SimpleNamespace(world_size=2)
-    with pytest.raises(
-        UsageError, match="cannot try batches in mode fsdp on several ranks"
-    ):
+    with pytest.raises(UsageError, match="cannot try batches in mode fsdp on several ranks"):
         search_batch(config, Classify, on_two, margin=0.05)
 
 

@@ -43,26 +43,19 @@ def talk() -> tuple[object, ...]:
     }
     got = collectives.broadcast_tensors(sent if rank == 0 else None)
     same = all(
-        torch.equal(got[name], sent[name]) and got[name].dtype == sent[name].dtype
-        for name in sent
+        torch.equal(got[name], sent[name]) and got[name].dtype == sent[name].dtype for name in sent
     )
     total = collectives.all_sum(torch.tensor([rank + 1.0]))
     has_sent = count() > before
-    timeout = (
-        dist.distributed_c10d._get_default_group()._get_backend(CPU).options._timeout
-    )
+    timeout = dist.distributed_c10d._get_default_group()._get_backend(CPU).options._timeout
     group.leave_group()
     return values, chosen, same, list(got), float(total), has_sent, timeout
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_ranks_talk_without_pickle(world_size: int) -> None:
-    for values, chosen, same, names, total, has_sent, timeout in run_ranks(
-        world_size, talk
-    ):
-        assert values == [
-            {"rank": rank, "text": "é" * rank} for rank in range(world_size)
-        ]
+    for values, chosen, same, names, total, has_sent, timeout in run_ranks(world_size, talk):
+        assert values == [{"rank": rank, "text": "é" * rank} for rank in range(world_size)]
         assert chosen == ["from", 0]
         assert same
         assert names == ["a", "b", "c"]
@@ -79,18 +72,14 @@ def gather_unequal() -> tuple[list[list[int]], int]:
     sent = 0
     send = dist.all_to_all_single
 
-    def counted(
-        output: torch.Tensor, input: torch.Tensor, *splits: list[int]
-    ) -> object:
+    def counted(output: torch.Tensor, input: torch.Tensor, *splits: list[int]) -> object:
         nonlocal sent
         sent += input.nbytes
         return send(output, input, *splits)
 
     dist.all_to_all_single = counted
     sizes = [5, 0, 12]
-    content = (
-        torch.arange(sizes[topology.rank], dtype=torch.uint8) + 100 * topology.rank
-    )
+    content = torch.arange(sizes[topology.rank], dtype=torch.uint8) + 100 * topology.rank
     gathered = collectives.gather_on_main(content, sizes)
     group.leave_group()
     return [one.tolist() for one in gathered], sent
@@ -112,31 +101,21 @@ def change_groups() -> list[list[int]]:
     for number in range(6):
         prefix = dist.PrefixStore(str(number), store.raw)
         dist.init_process_group(
-            "gloo",
-            store=prefix,
-            rank=topology.rank,
-            world_size=2,
-            timeout=timedelta(seconds=30),
+            "gloo", store=prefix, rank=topology.rank, world_size=2, timeout=timedelta(seconds=30)
         )
         other = group.make_group([0, 1], timeout_s=30)
-        model = nn.parallel.DistributedDataParallel(
-            nn.Linear(3, 3), process_group=other
-        )
+        model = nn.parallel.DistributedDataParallel(nn.Linear(3, 3), process_group=other)
         model(torch.ones(2, 3)).sum().backward()
         store.set(f"{number}/{topology.rank}", "done")
         store.wait([f"{number}/{rank}" for rank in range(2)])
         group.leave_group(broken=True)
-        counts.append(
-            [len([*Path(f"/proc/self/{what}").iterdir()]) for what in ("task", "fd")]
-        )
+        counts.append([len([*Path(f"/proc/self/{what}").iterdir()]) for what in ("task", "fd")])
     return counts
 
 
 def test_groups_that_were_left_are_released() -> None:
     for counts in run_ranks(2, change_groups):
-        grown = [
-            last - early for last, early in zip(counts[-1], counts[1], strict=True)
-        ]
+        grown = [last - early for last, early in zip(counts[-1], counts[1], strict=True)]
         # two groups have 6 threads and 10 descriptors, and four pairs of them were left
         assert max(grown) < 15, counts
 
@@ -164,9 +143,7 @@ def differ() -> str:
     topology = join()
     try:
         collectives.check_same(
-            {"torch": 1, "config": {"lr": 0.1 * (topology.rank == 1)}},
-            host="h",
-            next_step="look",
+            {"torch": 1, "config": {"lr": 0.1 * (topology.rank == 1)}}, host="h", next_step="look"
         )
     except PreflightError as error:
         return str(error)
@@ -204,19 +181,11 @@ def weights_differ(where: str) -> str:
     [
         ("nowhere", "no error"),
         ("bit", "first difference in 0.bias: ranks 0, 1 (node-0 and node-1): "),
-        (
-            "buffer",
-            "first difference in 1.running_var: ranks 0, 2 (node-0 and node-2): ",
-        ),
-        (
-            "shape",
-            "first difference in 0.weight: ranks 0, 2 (node-0 and node-2): [3, 3] ",
-        ),
+        ("buffer", "first difference in 1.running_var: ranks 0, 2 (node-0 and node-2): "),
+        ("shape", "first difference in 0.weight: ranks 0, 2 (node-0 and node-2): [3, 3] "),
     ],
 )
-def test_different_initial_weights_are_found_and_named(
-    where: str, expected: str
-) -> None:
+def test_different_initial_weights_are_found_and_named(where: str, expected: str) -> None:
     for message in run_ranks(3, weights_differ, where):
         assert expected in message
 
@@ -251,9 +220,7 @@ def come_late() -> str:
 
 def test_ranks_that_never_start_are_named_on_every_rank() -> None:
     first, second, _ = run_ranks(3, come_late)
-    assert (
-        "1 of 3 ranks did not start within 1 s: missing rank 2; here: 0, 1 on " in first
-    )
+    assert "1 of 3 ranks did not start within 1 s: missing rank 2; here: 0, 1 on " in first
     assert "raise --dist.start_timeout_s if they are only slow" in first
     assert second == first
 
@@ -293,13 +260,10 @@ def test_a_store_that_nobody_runs_is_named() -> None:
 def test_a_store_that_is_taken_is_named() -> None:
     with (
         dist_listener() as port,
-        pytest.raises(
-            PreflightError, match=rf"could not open its store 127.0.0.1:{port}"
-        ),
+        pytest.raises(PreflightError, match=rf"could not open its store 127.0.0.1:{port}"),
     ):
         group.open_store(
-            Topology(world_size=2, master_addr="127.0.0.1", master_port=port),
-            timeout_s=1,
+            Topology(world_size=2, master_addr="127.0.0.1", master_port=port), timeout_s=1
         )
 
 
@@ -312,8 +276,7 @@ def test_a_store_on_the_loopback_is_not_open_to_the_network(address: str) -> Non
     store.set("word", "heard")
     assert listening_addresses(port) == {"127.0.0.1"}
     other = group.open_store(
-        Topology(rank=1, world_size=2, master_addr=address, master_port=port),
-        timeout_s=5,
+        Topology(rank=1, world_size=2, master_addr=address, master_port=port), timeout_s=5
     )
     assert other.get("word") == b"heard"
 

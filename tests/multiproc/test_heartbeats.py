@@ -152,10 +152,7 @@ def train_watched(config: Config, run: Path) -> dict[str, Any]:
     with watched(ddp, run.parent) as onlooker:
         # The first comparison of data reads samples too: before the first step.
         code = TrainingRun(
-            RunRequest("test", config, run, False, ("test",)),
-            LookAround,
-            ddp,
-            Progress(),
+            RunRequest("test", config, run, False, ("test",)), LookAround, ddp, Progress()
         ).train()
         onlooker.look("after the loop")
         collectives = onlooker.ask()[4]
@@ -176,9 +173,7 @@ def train_watched(config: Config, run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("exact", ["same_world", "elastic"])
 def test_every_phase_of_a_run_is_seen_from_outside(tmp_path: Path, exact: str) -> None:
     shards = {"exact": "elastic", "shards": 2} if exact == "elastic" else {}
-    config = replace(
-        make_config(samples=16, epochs=2, accumulate=2, **shards), watch=NO_SIDECAR
-    )
+    config = replace(make_config(samples=16, epochs=2, accumulate=2, **shards), watch=NO_SIDECAR)
     for rank, facts in enumerate(run_ranks(2, train_watched, config, tmp_path / "run")):
         places = facts["places"]
         assert places["model"] == ["START"]
@@ -197,15 +192,10 @@ def test_every_phase_of_a_run_is_seen_from_outside(tmp_path: Path, exact: str) -
         assert places["evaluation data"] == ["EVALUATION", "START"]
         if rank == 0:
             assert "SAVE" in places["state"]
-        assert (places["after the loop"], places["after the end"]) == (
-            ["LEAVING"],
-            ["LEFT"],
-        )
+        assert (places["after the loop"], places["after the end"]) == (["LEAVING"], ["LEFT"])
         # Two epochs of two steps, each of two micro-batches.
         in_steps = [seen for seen in facts["loss"] if seen[0] != "START"]
-        assert in_steps == [
-            ("FORWARD", step, micro) for step in range(4) for micro in (1, 2)
-        ]
+        assert in_steps == [("FORWARD", step, micro) for step in range(4) for micro in (1, 2)]
         assert facts["moves"]
         counted, begun = facts["collectives"]
         assert 0 < counted <= begun
@@ -214,28 +204,14 @@ def test_every_phase_of_a_run_is_seen_from_outside(tmp_path: Path, exact: str) -
 
 def check_phases(events: Path) -> None:
     """With each log line a rank reports what its time went to since the last one."""
-    found = [
-        event for event in read_events(events) if event["kind"] in ("train", "phases")
-    ]
+    found = [event for event in read_events(events) if event["kind"] in ("train", "phases")]
     lines, phases = (
-        [event for event in found if event["kind"] == kind]
-        for kind in ("train", "phases")
+        [event for event in found if event["kind"] == kind] for kind in ("train", "phases")
     )
-    assert (
-        [event["step"] for event in phases]
-        == [event["step"] for event in lines]
-        == [2, 4]
-    )
+    assert [event["step"] for event in phases] == [event["step"] for event in lines] == [2, 4]
     first, second = (event["phases_s"] for event in phases)
     assert {"start", "data", "forward", "backward", "optimizer"} <= first.keys()
-    assert {
-        "data",
-        "forward",
-        "backward",
-        "optimizer",
-        "evaluation",
-        "save",
-    } <= second.keys()
+    assert {"data", "forward", "backward", "optimizer", "evaluation", "save"} <= second.keys()
     assert "start" not in second
     assert 0 < sum(second.values()) <= phases[1]["time"] - phases[0]["time"] + 0.1
 
@@ -254,15 +230,10 @@ def fail_watched(config: Config, run: Path) -> tuple[list[Any], list[list[str]]]
     with watched(ddp, run.parent) as onlooker:
         with pytest.raises(ValueError, match="no such label"):
             TrainingRun(
-                RunRequest("test", config, run, False, ("test",)),
-                FailsInTheMiddle,
-                ddp,
-                Progress(),
+                RunRequest("test", config, run, False, ("test",)), FailsInTheMiddle, ddp, Progress()
             ).train()
         ddp.cleanup()
-        return onlooker.ask(), [
-            sorted(onlooker.phases(place)) for place in ("loss", "close")
-        ]
+        return onlooker.ask(), [sorted(onlooker.phases(place)) for place in ("loss", "close")]
 
 
 def test_a_failure_is_in_the_record_before_anything_is_closed(tmp_path: Path) -> None:
@@ -285,9 +256,7 @@ def own_loop(folder: Path) -> dict[str, list[tuple[str, int, int]]]:
     with RunManager(watch=NO_SIDECAR) as ddp, watched(ddp, folder) as onlooker:
         model = ddp.wrap(nn.Linear(6, 2).double())
         loader = ddp.loader(LookedAt(10, "data"), batch_size=4, accumulate=2)
-        evaluation = ddp.loader(
-            LookedAt(5, "evaluation data"), batch_size=2, train=False
-        )
+        evaluation = ddp.loader(LookedAt(5, "evaluation data"), batch_size=2, train=False)
         stream = ddp.loader(Stream(), batch_size=4)
         onlooker.seen.clear()  # what was seen as samples were compared
         for _ in range(2):
@@ -309,26 +278,11 @@ def own_loop(folder: Path) -> dict[str, list[tuple[str, int, int]]]:
 
 def test_a_users_own_loop_has_the_heartbeats_of_its_loaders(tmp_path: Path) -> None:
     for rank, seen in enumerate(run_ranks(2, own_loop, tmp_path)):
-        phases = {
-            place: {phase for phase, *_ in looks} for place, looks in seen.items()
-        }
-        assert (
-            phases["data"] == phases["evaluation data"] == phases["stream"] == {"DATA"}
-        )
+        phases = {place: {phase for phase, *_ in looks} for place, looks in seen.items()}
+        assert phases["data"] == phases["evaluation data"] == phases["stream"] == {"DATA"}
         # 10 samples in steps of 4: three a pass, the last of which has one micro-batch on each
         # rank.
-        steps = [
-            (0, 1),
-            (0, 2),
-            (1, 1),
-            (1, 2),
-            (2, 1),
-            (3, 1),
-            (3, 2),
-            (4, 1),
-            (4, 2),
-            (5, 1),
-        ]
+        steps = [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (3, 1), (3, 2), (4, 1), (4, 2), (5, 1)]
         assert seen["loop"] == [("USER", *step) for step in steps]
         assert seen["after an epoch"] == [("USER", 3, 0), ("USER", 6, 0)]
         assert phases["evaluation"] == {"EVALUATION"}
@@ -345,9 +299,7 @@ def loop_without_our_loader(folder: Path) -> list[Heartbeat]:
     with RunManager(watch=NO_SIDECAR) as ddp, watched(ddp, folder):
         path = folder / f"rank-{ddp.rank:05d}.heartbeat"
         # As where there is a sidecar.
-        count = ProgressMonitor(
-            ddp.connection.heartbeat, sign=ddp._versions, every_s=0.02
-        )
+        count = ProgressMonitor(ddp.connection.heartbeat, sign=ddp._versions, every_s=0.02)
         model = ddp.wrap(nn.Linear(6, 2).double())
         looks = [beat_when(path, lambda beat: beat.collective == num_collectives())]
         for waits in (model.no_sync, nullcontext):
@@ -425,9 +377,7 @@ def test_the_exit_of_a_forked_child_is_not_its_ranks(tmp_path: Path) -> None:
             os._exit(0)
 
 
-def test_processes_that_load_data_leave_the_record_of_their_rank_alone(
-    tmp_path: Path,
-) -> None:
+def test_processes_that_load_data_leave_the_record_of_their_rank_alone(tmp_path: Path) -> None:
     with RunManager() as ddp:
         ddp.connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat", rank=5)
         loader = ddp.loader(Points(12), batch_size=2, workers=2)

@@ -27,18 +27,14 @@ class Wider(Classify):
     """Three classes in place of two."""
 
     def model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.0), nn.Linear(8, 3)
-        ).double()
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.0), nn.Linear(8, 3)).double()
 
 
 def config_with(init: Path | None, *, strict: bool = True, **settings: Any) -> Config:
     config = make_config(**settings)
     return replace(
         config,
-        model=replace(
-            config.model, init=None if init is None else str(init), init_strict=strict
-        ),
+        model=replace(config.model, init=None if init is None else str(init), init_strict=strict),
     )
 
 
@@ -67,22 +63,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.world_size(2)
-def test_a_run_begins_with_the_best_checkpoint_of_another(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_a_run_begins_with_the_best_checkpoint_of_another(trained: Path, tmp_path: Path) -> None:
     best = find_checkpoint(trained, "best")
     # Statistics of BatchNorm change in a step, parameters do not: in evaluation mode neither.
-    train_on(
-        2, config_with(trained, optim=STILL, steps=1, samples=16), Normalised, tmp_path
-    )
+    train_on(2, config_with(trained, optim=STILL, steps=1, samples=16), Normalised, tmp_path)
     expected = store.read(best).tensors["model"]
     found = weights(tmp_path)
     moved = {name for name in expected if not torch.equal(expected[name], found[name])}
     assert moved <= {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert found["1.num_batches_tracked"] == expected["1.num_batches_tracked"] + 1
-    assert f"begins with {len(expected)} tensors from {best}" in messages(
-        tmp_path, "note"
-    )
+    assert f"begins with {len(expected)} tensors from {best}" in messages(tmp_path, "note")
     facts = newest(tmp_path).documents["progress"]["facts"]
     assert facts["config"]["model.init"] == str(trained)
 
@@ -93,40 +83,29 @@ def test_a_file_is_read_once_and_never_again(tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     config = config_with(tmp_path / "weights.safetensors", steps=4)
     save_file(
-        {
-            name: tensor.clone()
-            for name, tensor in Classify(config).model().state_dict().items()
-        },
+        {name: tensor.clone() for name, tensor in Classify(config).model().state_dict().items()},
         file,
     )
     train_here(config, Classify, tmp_path / "whole")
     train_here(config_with(file, steps=2), Classify, tmp_path / "parts")
-    assert not torch.equal(
-        weights(tmp_path / "parts")["0.weight"], load_file(file)["0.weight"]
-    )
+    assert not torch.equal(weights(tmp_path / "parts")["0.weight"], load_file(file)["0.weight"])
     file.unlink()
     with pytest.raises(
         UsageError,
         match=r"parts began with .*weights\.safetensors and resumes from step 2: --model\.in",
     ):
-        train_here(
-            config_with(tmp_path / "others", steps=4), Classify, tmp_path / "parts"
-        )
+        train_here(config_with(tmp_path / "others", steps=4), Classify, tmp_path / "parts")
     # leaving it out is no change
     train_here(config_with(None, steps=3), Classify, tmp_path / "parts")
-    assert not any(
-        "model.init" in message for message in messages(tmp_path / "parts", "warning")
-    )
+    assert not any("model.init" in message for message in messages(tmp_path / "parts", "warning"))
     train_here(config, Classify, tmp_path / "parts")
     assert_same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
-    assert newest(tmp_path / "parts").documents["progress"]["facts"]["config"][
-        "model.init"
-    ] == str(file)
+    assert newest(tmp_path / "parts").documents["progress"]["facts"]["config"]["model.init"] == str(
+        file
+    )
 
 
-def test_weights_that_do_not_fit_are_refused_or_left_out(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_weights_that_do_not_fit_are_refused_or_left_out(trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "two.safetensors"
     two = {**Classify(make_config()).model().state_dict(), "extra": torch.zeros(1)}
     del two["0.bias"]
@@ -155,9 +134,7 @@ def test_weights_that_do_not_fit_are_refused_or_left_out(
     )
 
 
-def test_weights_of_another_model_are_refused_also_where_what_fits_would_do(
-    tmp_path: Path,
-) -> None:
+def test_weights_of_another_model_are_refused_also_where_what_fits_would_do(tmp_path: Path) -> None:
     file = tmp_path / "other.safetensors"
     save_file({"layer.weight": torch.zeros(2)}, file)
     with pytest.raises(
@@ -166,9 +143,7 @@ def test_weights_of_another_model_are_refused_also_where_what_fits_would_do(
         train_here(config_with(file, strict=False, steps=1), Classify, tmp_path / "run")
 
 
-def test_a_run_that_was_not_evaluated_needs_a_checkpoint_by_name(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_was_not_evaluated_needs_a_checkpoint_by_name(tmp_path: Path) -> None:
     class NoEvaluation(Classify):
         def eval_data(self) -> Any:
             return None
@@ -176,12 +151,9 @@ def test_a_run_that_was_not_evaluated_needs_a_checkpoint_by_name(
     first = tmp_path / "first"
     train_here(make_config(epochs=1), NoEvaluation, first)
     with pytest.raises(
-        UsageError,
-        match=r"so none is the best\n  try: name a checkpoint: .*step-00000005",
+        UsageError, match=r"so none is the best\n  try: name a checkpoint: .*step-00000005"
     ):
         train_here(config_with(first, steps=1), NoEvaluation, tmp_path / "second")
     named = find_checkpoint(first, "last")
-    train_here(
-        config_with(named, optim=STILL, steps=1), NoEvaluation, tmp_path / "third"
-    )
+    train_here(config_with(named, optim=STILL, steps=1), NoEvaluation, tmp_path / "third")
     assert_same(weights(tmp_path / "third"), weights(first))

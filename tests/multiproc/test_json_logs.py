@@ -25,9 +25,7 @@ if os.environ["RANK"] == "1":
 """
 
 
-def lines_of(
-    folder: Path, words: str, code: int, **variables: str
-) -> list[dict[str, Any]]:
+def lines_of(folder: Path, words: str, code: int, **variables: str) -> list[dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-m", "drumline", *words.split()],
         cwd=folder, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **variables},
@@ -42,9 +40,7 @@ def lines_of(
 @pytest.mark.usefixtures("warm")
 def test_a_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    lines = lines_of(
-        tmp_path, "launch --procs 2 --max-restarts 0 script.py", 1, **{FORMAT: "json"}
-    )
+    lines = lines_of(tmp_path, "launch --procs 2 --max-restarts 0 script.py", 1, **{FORMAT: "json"})
     messages = [line.get("message") for line in lines]
     assert {"hello", "from C"} <= set(messages)
     (error,) = [line for line in lines if line.get("level") == "error"]

@@ -50,9 +50,7 @@ def test_the_others_continue_and_a_lost_node_joins_again(tmp_path: Path) -> None
         for line in (job.run / "ledger.jsonl").read_text().splitlines()
         if '"start"' in line
     ]
-    assert [
-        (start["step"], start["world_size"], start.get("lost")) for start in starts
-    ] == [
+    assert [(start["step"], start["world_size"], start.get("lost")) for start in starts] == [
         (0, 3, None),
         (15, 2, [[2, 11, 15]]),
         (joined["step"], 3, None),

@@ -71,10 +71,7 @@ def test_a_type_checker_knows_what_a_loader_is() -> None:
 def test_torchs_own_timeout_comes_after_the_watchs_patience() -> None:
     assert RunManager(watch=WatchConfig(hang_s=900)).train_timeout_s == 990
     assert RunManager(train_timeout_s=3600).train_timeout_s == 3600
-    assert (
-        RunManager(train_timeout_s=5, watch=WatchConfig(sidecar="off")).train_timeout_s
-        == 5
-    )
+    assert RunManager(train_timeout_s=5, watch=WatchConfig(sidecar="off")).train_timeout_s == 5
 
 
 @pytest.mark.parametrize("sidecar", ["off", "auto", "on"])
@@ -91,8 +88,7 @@ def test_settings_of_the_watch_are_checked_before_the_rendezvous() -> None:
     with pytest.raises(ConfigError) as caught:
         DDPManager(watch=WatchConfig(on_hang="restrat", hang_s=0))  # type: ignore[arg-type]
     assert [
-        line.partition(" = ")[0].strip(" -")
-        for line in str(caught.value).splitlines()[1:3]
+        line.partition(" = ")[0].strip(" -") for line in str(caught.value).splitlines()[1:3]
     ] == ["WatchConfig: watch.on_hang", "WatchConfig: watch.hang_s"]
 
 
@@ -175,50 +171,32 @@ def use_of_a_wrapped_model() -> dict[str, object]:
             "names": list(saved),
             "own names": list(ddp.unwrap(model).state_dict()),
             "parameters": [name for name, _ in model.named_parameters()],
-            "own": model.module is own
-            and ddp.unwrap(model) is own
-            and ddp.unwrap(own) is own,
+            "own": model.module is own and ddp.unwrap(model) is own and ddp.unwrap(own) is own,
             "gradient of two passes": twice.tolist(),
-            "loaded": (
-                str(missing),
-                torch.equal(own[0].weight, saved["module.0.weight"]),
-            ),
+            "loaded": (str(missing), torch.equal(own[0].weight, saved["module.0.weight"])),
         }
 
 
-def test_a_wrapped_model_is_used_and_saved_in_the_same_way_on_any_number_of_ranks() -> (
-    None
-):
+def test_a_wrapped_model_is_used_and_saved_in_the_same_way_on_any_number_of_ranks() -> None:
     alone = use_of_a_wrapped_model()
-    assert alone["names"] == [
-        f"module.{name}" for name in cast(list[str], alone["own names"])
-    ]
+    assert alone["names"] == [f"module.{name}" for name in cast(list[str], alone["own names"])]
     assert alone["gradient of two passes"] == [8.0]
     assert alone["own"] is True
-    for facts in [
-        *run_ranks(1, use_of_a_wrapped_model),
-        *run_ranks(2, use_of_a_wrapped_model),
-    ]:
+    for facts in [*run_ranks(1, use_of_a_wrapped_model), *run_ranks(2, use_of_a_wrapped_model)]:
         assert facts == alone
 
 
-def average_gradient(
-    length: int, batch_size: int, accumulate: int
-) -> list[list[float]]:
+def average_gradient(length: int, batch_size: int, accumulate: int) -> list[list[float]]:
     """The gradient of each step in a loop of the user's own, with an uneven last batch; nothing is
     reduced before the last micro-batch of a step."""
     with DDPManager(watch=NO_SIDECAR) as ddp:
         model = ddp.wrap(nn.Linear(6, 2).double())
-        loader = ddp.loader(
-            Points(length), batch_size=batch_size, accumulate=accumulate
-        )
+        loader = ddp.loader(Points(length), batch_size=batch_size, accumulate=accumulate)
         gradients = []
         began = collectives.collective_counter()()
         for inputs, targets in loader:
             with ddp.no_sync(model, unless=loader.is_last_micro_batch):
-                (
-                    functional.cross_entropy(model(inputs), targets) * loader.scale
-                ).backward()
+                (functional.cross_entropy(model(inputs), targets) * loader.scale).backward()
             if loader.is_last_micro_batch:
                 gradients.append(next(model.parameters()).grad.flatten().tolist())  # type: ignore[union-attr]
                 model.zero_grad()
@@ -239,9 +217,7 @@ def average_gradients(*cases: tuple[int, int, int]) -> list[list[list[float]]]:
 def test_a_users_own_loop_gets_the_gradient_of_the_whole_batch() -> None:
     """Also when the last batch has fewer samples than there are ranks."""
     (alone,) = run_ranks(1, average_gradients, (9, 4, 1), (11, 4, 1), (29, 12, 1))
-    for gradients in run_ranks(
-        3, average_gradients, (9, 4, 1), (11, 4, 1), (29, 12, 2)
-    ):
+    for gradients in run_ranks(3, average_gradients, (9, 4, 1), (11, 4, 1), (29, 12, 2)):
         for found, expected in zip(gradients, alone, strict=True):
             torch.testing.assert_close(
                 torch.tensor(found), torch.tensor(expected), rtol=1e-9, atol=1e-12
@@ -276,15 +252,10 @@ def warn_about_each(*cases: tuple[int, bool]) -> list[list[str]]:
 
 
 def test_batchnorm_with_few_samples_is_warned_about_once() -> None:
-    rank_0, rank_1 = run_ranks(
-        2, warn_about_each, (30, True), (32, True), (30, False), (32, False)
-    )
+    rank_0, rank_1 = run_ranks(2, warn_about_each, (30, True), (32, True), (30, False), (32, False))
     assert [len(texts) for texts in rank_0] == [1, 0, 1, 0]
     for warning in (rank_0[0][0], rank_0[2][0]):
-        assert (
-            "BatchNorm (1) sees 15 samples at a time on each rank, fewer than 16"
-            in warning
-        )
+        assert "BatchNorm (1) sees 15 samples at a time on each rank, fewer than 16" in warning
         assert "Use --dist.sync_batchnorm" in warning
     assert rank_1 == [[]] * 4
 
@@ -292,9 +263,7 @@ def test_batchnorm_with_few_samples_is_warned_about_once() -> None:
 def sync_on_cpu() -> str:
     with DDPManager(device="cpu") as ddp:
         with pytest.raises(UsageError) as caught:
-            ddp.wrap(
-                nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), sync_batchnorm=True
-            )
+            ddp.wrap(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), sync_batchnorm=True)
         return str(caught.value)
 
 
@@ -316,8 +285,7 @@ def differ() -> str:
 def test_models_that_start_differently_are_refused() -> None:
     for message in run_ranks(2, differ):
         assert (
-            "ranks differ in the initial weights; first difference in weight: rank 0 ("
-            in message
+            "ranks differ in the initial weights; first difference in weight: rank 0 (" in message
         )
         assert "try: build the model after the seed is set" in message
 
@@ -325,10 +293,7 @@ def test_models_that_start_differently_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"device": "cuda"},
-            "local rank 0 has no GPU of its own: torch sees 0 on this host",
-        ),
+        ({"device": "cuda"}, "local rank 0 has no GPU of its own: torch sees 0 on this host"),
         (
             {"device": "cpu", "backend": "nccl"},
             "dist.backend is 'nccl', but this rank computes on the CPU",
@@ -437,13 +402,11 @@ def leave_with_an_error(broken: bool) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_an_error_of_the_teardown_is_raised_or_of_a_broken_group_logged(
-    broken: bool,
-) -> None:
-    told = "the broken process group was not destroyed: RuntimeError: NCCL error: unhandled cuda error"
-    expected = (
-        ("True", [told]) if broken else ("raised NCCL error: unhandled cuda error", [])
+def test_an_error_of_the_teardown_is_raised_or_of_a_broken_group_logged(broken: bool) -> None:
+    told = (
+        "the broken process group was not destroyed: RuntimeError: NCCL error: unhandled cuda error"
     )
+    expected = ("True", [told]) if broken else ("raised NCCL error: unhandled cuda error", [])
     assert run_ranks(1, leave_with_an_error, broken) == [expected]
 
 

@@ -85,9 +85,7 @@ def stop_rank(folder: Path, rank: int) -> int:
 def test_a_job_whose_rank_is_stopped_is_scraped(tmp_path: Path) -> None:
     port = free_port()
     with job(tmp_path, f"{DIGITS} --log.prometheus {port}"):
-        figures = wait_for(
-            port, lambda now: value(now, "checkpoint_step") >= 20, tmp_path
-        )
+        figures = wait_for(port, lambda now: value(now, "checkpoint_step") >= 20, tmp_path)
         assert value(figures, "step", rank=1) >= 20
         assert 0 < value(figures, "loss") < 5
         assert value(figures, "samples_per_second") > 0
@@ -101,8 +99,7 @@ def test_a_job_whose_rank_is_stopped_is_scraped(tmp_path: Path) -> None:
                     and sum(
                         number
                         for (name, labels), number in now.items()
-                        if name == "drumline_faults_total"
-                        and ("cause", "stopped") in labels
+                        if name == "drumline_faults_total" and ("cause", "stopped") in labels
                     )
                     > 0
                 ),
@@ -112,11 +109,7 @@ def test_a_job_whose_rank_is_stopped_is_scraped(tmp_path: Path) -> None:
             if shutil.which("promtool"):
                 command = ["promtool", "check", "metrics"]
                 done = subprocess.run(
-                    command,
-                    input=scrape(port),
-                    capture_output=True,
-                    text=True,
-                    check=False,
+                    command, input=scrape(port), capture_output=True, text=True, check=False
                 )
                 assert (done.returncode, done.stderr) == (0, "")
         finally:
@@ -142,20 +135,14 @@ def test_a_script_whose_rank_holds_the_gil_is_scraped(tmp_path: Path) -> None:
     "words",
     ["'train', 'digits', '--log.prometheus', '9464'", "'launch', '--watch', '--prometheus', '9464', 'a.py'"],
 )  # fmt: skip
-def test_a_missing_extra_is_an_error_before_torch_is_loaded(
-    tmp_path: Path, words: str
-) -> None:
+def test_a_missing_extra_is_an_error_before_torch_is_loaded(tmp_path: Path, words: str) -> None:
     (tmp_path / "a.py").touch()
     program = (
         "import sys; sys.modules['prometheus_client'] = None; from drumline.cli import main; "
         f"code = main([{words}]); assert 'torch' not in sys.modules; sys.exit(code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2, done.stderr
     assert "prometheus needs a package that is not installed" in done.stderr
@@ -178,16 +165,12 @@ def ask_prometheus(port: int, path: str) -> Any:
 
 
 @pytest.mark.soak
-def test_a_real_prometheus_sees_the_stopped_rank_and_its_alerts_fire(
-    tmp_path: Path,
-) -> None:
+def test_a_real_prometheus_sees_the_stopped_rank_and_its_alerts_fire(tmp_path: Path) -> None:
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed (apt-get install prometheus)")
     port, own_port = free_port(), free_port()
     (tmp_path / "prometheus.yml").write_text(CONFIG.format(port=port))
-    (tmp_path / "alerts.yml").write_text(
-        RULES.read_text().replace("for: 1m", "for: 1s")
-    )
+    (tmp_path / "alerts.yml").write_text(RULES.read_text().replace("for: 1m", "for: 1s"))
     command = [
         "prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data",
         f"--web.listen-address=127.0.0.1:{own_port}",
@@ -203,10 +186,7 @@ def test_a_real_prometheus_sees_the_stopped_rank_and_its_alerts_fire(
             pid = stop_rank(tmp_path, 1)
             fired: set[str] = set()
             end = time.monotonic() + LIMIT_S
-            while (
-                not {"DrumlineRankDown", "DrumlineHang"} <= fired
-                and time.monotonic() < end
-            ):
+            while not {"DrumlineRankDown", "DrumlineHang"} <= fired and time.monotonic() < end:
                 time.sleep(0.5)
                 alerts = ask_prometheus(own_port, "alerts")["alerts"]
                 fired = {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}  # fmt: skip

@@ -21,14 +21,7 @@ from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.storage.backends import StoreError
 from drumline.training.tasks.base import Loss
-from tests.jobs import (
-    Classify,
-    assert_same_bits,
-    make_config,
-    newest,
-    train_each_on,
-    train_here,
-)
+from tests.jobs import Classify, assert_same_bits, make_config, newest, train_each_on, train_here
 from tests.store_server import Bucket, use_endpoint
 
 
@@ -46,16 +39,9 @@ class Breaks(Classify):
 
 def mirrored(url: str, **train: Any) -> Config:
     saves = CheckpointConfig(
-        every_steps=2,
-        every_epochs=0,
-        keep_last=1,
-        keep_best=1,
-        mirror=url,
-        mirror_wait_s=60.0,
+        every_steps=2, every_epochs=0, keep_last=1, keep_best=1, mirror=url, mirror_wait_s=60.0
     )
-    return make_config(
-        steps=8, dropout=0.2, checkpoint=saves, eval_every_steps=2, **train
-    )
+    return make_config(steps=8, dropout=0.2, checkpoint=saves, eval_every_steps=2, **train)
 
 
 def without_url(run: Path) -> store.Snapshot:
@@ -87,10 +73,7 @@ def test_a_run_continues_on_another_host_and_is_read_from_the_store(
     # the restored ones of the first host, then its own
     notes = messages(second, "note")
     assert notes[0].startswith("mirrored step ")
-    assert any(
-        message.startswith(f"restored step 4 from {bucket.url} in ")
-        for message in notes
-    )
+    assert any(message.startswith(f"restored step 4 from {bucket.url} in ") for message in notes)
     assert_same_bits(without_url(second), without_url(whole))
     assert verify_run(second, lambda text: None).problems == []
     assert any(name.endswith("step-00000008/manifest.json") for name in bucket.sizes())
@@ -104,20 +87,12 @@ def test_a_run_continues_on_another_host_and_is_read_from_the_store(
     assert report_command.run([bucket.url]) == 0
     assert "report: report.html" in capsys.readouterr().out
     assert "done" in (tmp_path / "report.html").read_text()
-    assert (
-        export_command.run(
-            [bucket.url, "--which", "last", "--to", "weights.safetensors"]
-        )
-        == 0
-    )
+    assert export_command.run([bucket.url, "--which", "last", "--to", "weights.safetensors"]) == 0
     exported = load_file(tmp_path / "weights.safetensors")
     saved = newest(second).tensors["model"]
     assert all(exported[name].equal(saved[name]) for name in saved)
     assert export_command.run([bucket.url, "--to", "best.safetensors"]) == 0
-    assert (
-        export_command.run([bucket.url, "--which", "8", "--to", "eight.safetensors"])
-        == 0
-    )
+    assert export_command.run([bucket.url, "--which", "8", "--to", "eight.safetensors"]) == 0
     with pytest.raises(
         UsageError,
         match=rf"{bucket.url} has no checkpoint 3\n  try: choose last, or one of its steps: .*8",
@@ -125,11 +100,7 @@ def test_a_run_continues_on_another_host_and_is_read_from_the_store(
         export_command.run([bucket.url, "--which", "3", "--to", "other.safetensors"])
 
     # A damaged object, and no run.
-    key = next(
-        name
-        for name in bucket.sizes()
-        if name.endswith("step-00000008/model.safetensors")
-    )
+    key = next(name for name in bucket.sizes() if name.endswith("step-00000008/model.safetensors"))
     bucket.put(key, b"damaged")
     capsys.readouterr()
     assert verify_command.run([bucket.url]) == 1
@@ -140,8 +111,7 @@ def test_a_run_continues_on_another_host_and_is_read_from_the_store(
     assert problem in capsys.readouterr().out
     for command in (verify_command, report_command):
         with pytest.raises(
-            UsageError,
-            match=f"there is no run in {bucket.url}x\n  try: give the address that",
+            UsageError, match=f"there is no run in {bucket.url}x\n  try: give the address that"
         ):
             command.run([f"{bucket.url}x"])
     with pytest.raises(UsageError, match="--live serves one run folder"):
@@ -171,13 +141,10 @@ def test_a_mirror_never_stops_a_run_but_a_start_that_might_lose_one(
     assert [
         text
         for text in warnings
-        if text.startswith(
-            f"the checkpoint of step 10 is not in the mirror {bucket.url}: "
-        )
+        if text.startswith(f"the checkpoint of step 10 is not in the mirror {bucket.url}: ")
     ]
     with pytest.raises(
-        StoreError,
-        match="the mirror may have a checkpoint to resume from, but cannot be read: ",
+        StoreError, match="the mirror may have a checkpoint to resume from, but cannot be read: "
     ):
         train_here(config, Classify, tmp_path / "elsewhere")
 
@@ -196,9 +163,7 @@ def test_the_shards_of_all_ranks_are_mirrored_and_restored(tmp_path: Path) -> No
         (half, Classify, tmp_path / "first"),
         (config, Classify, tmp_path / "second"),
     )
-    files = {
-        path.name for path in (tmp_path / "store/checkpoints/step-00000008").iterdir()
-    }
+    files = {path.name for path in (tmp_path / "store/checkpoints/step-00000008").iterdir()}
     assert {
         "model-part-00000.safetensors",
         "model-part-00001.safetensors",
@@ -211,6 +176,4 @@ def test_the_shards_of_all_ranks_are_mirrored_and_restored(tmp_path: Path) -> No
     left = newest(tmp_path / "whole").tensors
     right = newest(tmp_path / "second").tensors
     for file, group in left.items():
-        assert all(
-            torch.equal(tensor, right[file][name]) for name, tensor in group.items()
-        ), file
+        assert all(torch.equal(tensor, right[file][name]) for name, tensor in group.items()), file

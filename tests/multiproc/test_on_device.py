@@ -69,20 +69,14 @@ class Prepared(Classify):
 
     def hooks(self) -> list[Hook]:
         inputs, target = Small(1)[0]
-        return [
-            LogSamples(
-                (inputs[None], target[None]), show=lambda scores: float(scores.sum())
-            )
-        ]
+        return [LogSamples((inputs[None], target[None]), show=lambda scores: float(scores.sum()))]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         self.modes.add((self.training, model.training))
         return super().loss(model, batch)
 
 
-def test_what_is_done_on_the_device_is_as_if_the_dataset_had_done_it(
-    tmp_path: Path,
-) -> None:
+def test_what_is_done_on_the_device_is_as_if_the_dataset_had_done_it(tmp_path: Path) -> None:
     Prepared.modes.clear()
     for task in (Plain, Prepared):
         train_here(make_config(epochs=1, accumulate=2), task, tmp_path / task.__name__)
@@ -129,9 +123,5 @@ def test_random_numbers_of_samples_are_the_same_with_workers_and_a_slow_dataset_
         (note,) = (note for note in notes if "waited for data" in note)
         assert f"; it has {workers} workers and" in note
         assert note in RunFolder(run).log_file(0).read_text()
-    alone, with_workers = (
-        newest(tmp_path / name).tensors["model"] for name in ("0", "2")
-    )
-    assert all(
-        torch.equal(tensor, with_workers[name]) for name, tensor in alone.items()
-    )
+    alone, with_workers = (newest(tmp_path / name).tensors["model"] for name in ("0", "2"))
+    assert all(torch.equal(tensor, with_workers[name]) for name, tensor in alone.items())

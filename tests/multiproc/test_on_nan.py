@@ -18,13 +18,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from drumline.base.errors import TrainingError
 from drumline.checkpoint import store
-from drumline.config.schema import (
-    CheckpointConfig,
-    Config,
-    DistConfig,
-    LogConfig,
-    OptimConfig,
-)
+from drumline.config.schema import CheckpointConfig, Config, DistConfig, LogConfig, OptimConfig
 from drumline.data.sharding import permute
 from drumline.report.verify.run_check import verify_run
 from drumline.runs import catalog
@@ -69,32 +63,24 @@ class Breaks(Normalised):
 
 
 def step_of_the_marked() -> int:
-    indices = permute(
-        np.arange(NUM_SAMPLES), length=NUM_SAMPLES, seed=0, epoch=0
-    ).tolist()
+    indices = permute(np.arange(NUM_SAMPLES), length=NUM_SAMPLES, seed=0, epoch=0).tolist()
     return int(indices.index(MARKED)) // BATCH + 1
 
 
 def rank_of_the_marked() -> int:
-    indices = permute(
-        np.arange(NUM_SAMPLES), length=NUM_SAMPLES, seed=0, epoch=0
-    ).tolist()
+    indices = permute(np.arange(NUM_SAMPLES), length=NUM_SAMPLES, seed=0, epoch=0).tolist()
     return int(indices.index(MARKED)) % BATCH // (BATCH // 2)
 
 
 def config_of(on_nan: str, *, log_every: int = 1, **settings: Any) -> Config:
     checkpoint = CheckpointConfig(every_steps=1, keep_last=1, keep_best=0)
-    config = make_config(
-        batch_size=BATCH, checkpoint=checkpoint, on_nan=on_nan, **settings
-    )
+    config = make_config(batch_size=BATCH, checkpoint=checkpoint, on_nan=on_nan, **settings)
     return replace(config, log=LogConfig(every_steps=log_every, display="none"))
 
 
 def messages(run: Path, kind: str = "warning") -> list[str]:
     return [
-        e["message"]
-        for e in read_events(run / "events" / "rank-00000.jsonl")
-        if e["kind"] == kind
+        e["message"] for e in read_events(run / "events" / "rank-00000.jsonl") if e["kind"] == kind
     ]
 
 
@@ -117,9 +103,8 @@ def test_a_nan_stops_the_run_before_the_next_save_and_names_step_rank_and_module
     assert sentence in str(failed.value)
     assert f"[rank {rank_of_the_marked()} on " in str(failed.value)
     assert f", step {bad}]" in str(failed.value)
-    assert (
-        "rerun the same command to resume from the newest finite checkpoint; "
-        in str(failed.value)
+    assert "rerun the same command to resume from the newest finite checkpoint; " in str(
+        failed.value
     )
     assert catalog.list_steps(tmp_path / "checkpoints") == [bad - 1]
     assert is_finite(newest(tmp_path))
@@ -128,15 +113,11 @@ def test_a_nan_stops_the_run_before_the_next_save_and_names_step_rank_and_module
     assert is_finite(newest(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "settings", [{"accumulate": 2}, {"exact": "elastic", "shards": 4}]
-)
+@pytest.mark.parametrize("settings", [{"accumulate": 2}, {"exact": "elastic", "shards": 4}])
 def test_it_is_found_with_the_log_line_in_every_kind_of_step(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    config = replace(
-        config_of("stop", log_every=3, **settings), checkpoint=CheckpointConfig()
-    )
+    config = replace(config_of("stop", log_every=3, **settings), checkpoint=CheckpointConfig())
     with pytest.raises(RanksFailed) as failed:
         train_on(1, config, Breaks, tmp_path)
     assert "0 (Fragile) is the first module" in str(failed.value)
@@ -147,16 +128,12 @@ def test_it_is_found_with_the_log_line_in_every_kind_of_step(
 
 
 @pytest.mark.parametrize("settings", [{}, {"exact": "elastic", "shards": 4}])
-def test_skip_leaves_the_update_out_on_all_ranks(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_skip_leaves_the_update_out_on_all_ranks(tmp_path: Path, settings: dict[str, Any]) -> None:
     config = config_of("skip", **settings)
     train_on(2, config, Breaks, tmp_path)
     assert is_finite(newest(tmp_path))
     trained = [
-        e
-        for e in read_events(tmp_path / "events" / "rank-00000.jsonl")
-        if e["kind"] == "train"
+        e for e in read_events(tmp_path / "events" / "rank-00000.jsonl") if e["kind"] == "train"
     ]
     lost = [event["step"] for event in trained if not math.isfinite(event["loss"])]
     assert lost[0] == step_of_the_marked()
@@ -181,25 +158,17 @@ def test_a_run_without_a_nan_has_the_same_bits_whatever_is_set(tmp_path: Path) -
         assert_same_bits(snapshots[0], other)
 
 
-def test_warn_continues_but_keeps_the_finite_checkpoint_and_resumes_from_it(
-    tmp_path: Path,
-) -> None:
+def test_warn_continues_but_keeps_the_finite_checkpoint_and_resumes_from_it(tmp_path: Path) -> None:
     bad = step_of_the_marked()
     train_here(config_of("warn"), Breaks, tmp_path)
     place = f"[rank 0 on {socket.gethostname()}, step {bad}]"
     assert f"the loss is not finite since step {bad} {place}" in messages(tmp_path)
-    marked = [
-        message
-        for message in messages(tmp_path)
-        if "the checkpoint is marked" in message
-    ]
+    marked = [message for message in messages(tmp_path) if "the checkpoint is marked" in message]
     assert marked == [f"model/1.weight is not finite; the checkpoint is marked {place}"]
     last = catalog.list_steps(tmp_path / "checkpoints")[-1]
     assert catalog.list_steps(tmp_path / "checkpoints") == [bad - 1, last]
     assert (
-        catalog.check_sizes(
-            tmp_path / "checkpoints" / catalog.folder_name(last)
-        ).non_finite
+        catalog.check_sizes(tmp_path / "checkpoints" / catalog.folder_name(last)).non_finite
         == "model/1.weight"
     )
     found = verify_run(tmp_path, print)
@@ -210,14 +179,11 @@ def test_warn_continues_but_keeps_the_finite_checkpoint_and_resumes_from_it(
     with pytest.raises(TrainingError):
         train_here(config_of("stop"), Breaks, tmp_path)
     skipped = tmp_path / "checkpoints" / catalog.folder_name(last)
-    assert (
-        f"the checkpoint {skipped} was skipped: model/1.weight is not finite"
-        in messages(tmp_path)
+    assert f"the checkpoint {skipped} was skipped: model/1.weight is not finite" in messages(
+        tmp_path
     )
     resumed = [
-        e
-        for e in read_events(tmp_path / "events" / "rank-00000.jsonl")
-        if e["kind"] == "resume"
+        e for e in read_events(tmp_path / "events" / "rank-00000.jsonl") if e["kind"] == "resume"
     ]
     assert resumed[0]["step"] == bad - 1
 
@@ -227,27 +193,19 @@ class BadGradient(Classify):
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         loss = super().loss(model, batch)
-        return Loss(
-            loss.total + (model[0].weight * 0.0).sqrt().sum(), metrics=loss.metrics
-        )  # type: ignore[index, operator]
+        return Loss(loss.total + (model[0].weight * 0.0).sqrt().sum(), metrics=loss.metrics)  # type: ignore[index, operator]
 
 
 def test_weights_that_a_gradient_made_nan_are_not_saved(tmp_path: Path) -> None:
     config = replace(config_of("stop", log_every=100), optim=OptimConfig(lr=0.1))
-    with pytest.raises(
-        TrainingError, match=r"^model/0\.weight is not finite"
-    ) as caught:
+    with pytest.raises(TrainingError, match=r"^model/0\.weight is not finite") as caught:
         train_here(config, BadGradient, tmp_path)
     assert caught.value.place.step == 1
     assert catalog.list_steps(tmp_path / "checkpoints") == []
 
 
-def test_where_the_weights_were_nan_before_the_parameter_is_named(
-    tmp_path: Path,
-) -> None:
-    config = replace(
-        config_of("stop", log_every=3), checkpoint=CheckpointConfig(every_epochs=0)
-    )
+def test_where_the_weights_were_nan_before_the_parameter_is_named(tmp_path: Path) -> None:
+    config = replace(config_of("stop", log_every=3), checkpoint=CheckpointConfig(every_epochs=0))
     with pytest.raises(
         TrainingError, match=r"the parameter 0\.weight was not finite before it"
     ) as caught:
@@ -271,9 +229,7 @@ def test_what_the_loss_scaler_leaves_out_is_no_nan(tmp_path: Path, on_nan: str) 
     # `deterministic` fills memory that is not set with NaN: SGD's momentum, where its first update
     # is left out.
     settings = {"precision": "fp16", "deterministic": True, "epochs": 6}
-    config = replace(
-        config_of(on_nan, **settings), optim=OptimConfig(lr=1e-36, clip_norm=None)
-    )
+    config = replace(config_of(on_nan, **settings), optim=OptimConfig(lr=1e-36, clip_norm=None))
     train_on(1, config, Overflows, tmp_path)
     assert newest(tmp_path).documents["scaler"]["scale"] < 2.0**16
     assert is_finite(newest(tmp_path))
@@ -288,9 +244,7 @@ class BreaksInHalf(Breaks):
 
     def train_data(self) -> Dataset[Any]:
         points = Points(self.config.data.samples)
-        indices = permute(
-            np.arange(NUM_SAMPLES), length=NUM_SAMPLES, seed=0, epoch=0
-        ).tolist()
+        indices = permute(np.arange(NUM_SAMPLES), length=NUM_SAMPLES, seed=0, epoch=0).tolist()
         points.inputs[indices[BATCH + BATCH - 1], 3] = MARK
         return points
 
@@ -322,12 +276,8 @@ class FailsWithNan(Breaks):
         return {**means, "percent": int(means["loss"] * 100)}
 
 
-def test_an_error_of_the_task_does_not_take_the_place_of_the_nan(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(
-        TrainingError, match=r"^the loss is not finite: 0 \(Fragile\) is the first"
-    ):
+def test_an_error_of_the_task_does_not_take_the_place_of_the_nan(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"^the loss is not finite: 0 \(Fragile\) is the first"):
         train_here(config_of("stop"), FailsWithNan, tmp_path)
 
 
@@ -363,9 +313,7 @@ class OwnBuffer(Normalised):
 
 
 def test_only_what_is_saved_is_checked(tmp_path: Path) -> None:
-    config = replace(
-        config_of("stop", steps=2), dist=DistConfig(broadcast_buffers=False)
-    )
+    config = replace(config_of("stop", steps=2), dist=DistConfig(broadcast_buffers=False))
     train_on(2, config, OwnBuffer, tmp_path)
     assert is_finite(newest(tmp_path))
 
@@ -378,11 +326,6 @@ def test_what_was_skipped_since_the_last_log_line_is_reported_on_preemption(
     monkeypatch.setattr(Preemption, "is_asked", True)
     monkeypatch.setattr(Preemption, "cause", cause)
     monkeypatch.setattr(Preemption, "stops_at", lambda self, step: step == bad)
-    config = replace(
-        config_of("skip", log_every=100), checkpoint=CheckpointConfig(every_epochs=0)
-    )
+    config = replace(config_of("skip", log_every=100), checkpoint=CheckpointConfig(every_epochs=0))
     assert train_here(config, Breaks, tmp_path).step == bad
-    assert (
-        f"were skipped: 1, the first at step {bad} (1 since the start)"
-        in messages(tmp_path)[-1]
-    )
+    assert f"were skipped: 1, the first at step {bad} (1 since the start)" in messages(tmp_path)[-1]

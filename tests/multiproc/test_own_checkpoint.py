@@ -32,10 +32,7 @@ class SeenHere:
         self.sums: list[float] = []
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "sums": torch.tensor(self.sums, dtype=torch.float64),
-            "count": len(self.sums),
-        }
+        return {"sums": torch.tensor(self.sums, dtype=torch.float64), "count": len(self.sums)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sums = state["sums"].tolist()
@@ -51,11 +48,7 @@ def watched_log() -> Iterator[list[str]]:
 
 
 def train_gan(
-    folder: Path,
-    until: int,
-    die_at: int = 0,
-    stream: bool = False,
-    augments: bool = True,
+    folder: Path, until: int, die_at: int = 0, stream: bool = False, augments: bool = True
 ) -> dict[str, Any]:
     """Two models, two optimizers, dropout, BatchNorm, noise and micro-batches; saves every second
     step."""
@@ -63,19 +56,13 @@ def train_gan(
         jitter = 0.1 if augments else 0.0
         data: Any = OwnPlace(37, jitter=jitter) if stream else Points(37, jitter=jitter)
         loader = ddp.loader(
-            data,
-            batch_size=8,
-            accumulate=2,
-            compare=not stream,
-            workers=0 if stream else 1,
+            data, batch_size=8, accumulate=2, compare=not stream, workers=0 if stream else 1
         )
         generator = ddp.wrap(
             nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 6)).double()
         )
         critic = ddp.wrap(
-            nn.Sequential(
-                nn.Linear(6, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1)
-            ).double()
+            nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1)).double()
         )
         optimizer_g = torch.optim.Adam(generator.parameters(), lr=0.01)
         optimizer_c = torch.optim.SGD(critic.parameters(), lr=0.05, momentum=0.9)
@@ -101,8 +88,7 @@ def train_gan(
                     (judge(scores, labels) * loader.scale).backward()
                     critic.requires_grad_(False)
                     fooled = judge(
-                        ddp.unwrap(critic)(fake),
-                        torch.ones(len(fake), 1, dtype=torch.float64),
+                        ddp.unwrap(critic)(fake), torch.ones(len(fake), 1, dtype=torch.float64)
                     )
                     (fooled * loader.scale).backward()
                     critic.requires_grad_(True)

@@ -63,9 +63,7 @@ class OwnOptimizer(Everything):
         first, *others = model.parameters()
         assert first.device.type == "cpu"
         return NAdam(
-            [{"params": [first], "lr": 0.05}, {"params": others}],
-            lr=0.01,
-            momentum_decay=0.1,
+            [{"params": [first], "lr": 0.05}, {"params": others}], lr=0.01, momentum_decay=0.1
         )
 
     def on_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -104,11 +102,7 @@ class OwnClass(OwnOptimizer):
 MUON = OptimConfig(name="muon", lr=0.02, weight_decay=0.01, clip_norm=1.0)
 
 
-CASES = {
-    "own": (OwnOptimizer, None),
-    "class": (OwnClass, None),
-    "muon": (Everything, MUON),
-}
+CASES = {"own": (OwnOptimizer, None), "class": (OwnClass, None), "muon": (Everything, MUON)}
 
 
 @pytest.mark.soak
@@ -116,12 +110,7 @@ def test_killed_and_resumed_is_bit_identical(tmp_path: Path) -> None:
     jobs = []
     for name, (task, optim) in CASES.items():
         config = make_config(
-            dropout=0.3,
-            optim=optim,
-            checkpoint=EVERY_STEP,
-            accumulate=2,
-            batch_size=16,
-            samples=48,
+            dropout=0.3, optim=optim, checkpoint=EVERY_STEP, accumulate=2, batch_size=16, samples=48
         )
         interrupted_at(4, 2, config, task, tmp_path / name / "killed")
         jobs += [(config, task, tmp_path / name / run) for run in ("whole", "killed")]
@@ -158,9 +147,7 @@ def test_elastic_has_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> Non
             (replace(config, optim=MUON), Everything, run[1]),
         )
     for name in ("own", "muon"):
-        left, right = (
-            newest(tmp_path / f"{world_size} {name}") for world_size in (1, 2)
-        )
+        left, right = (newest(tmp_path / f"{world_size} {name}") for world_size in (1, 2))
         for file in ("model", "optimizer"):
             assert left.tensors[file].keys() == right.tensors[file].keys()
             assert all(
@@ -188,16 +175,12 @@ def test_updates_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     values: list[Tensor] = [*tensors["model"].values(), *tensors["optimizer"].values()]
     assert all(bool(torch.isfinite(value).all()) for value in values)
     steps = {
-        float(tensor)
-        for name, tensor in tensors["optimizer"].items()
-        if name.endswith("/step")
+        float(tensor) for name, tensor in tensors["optimizer"].items() if name.endswith("/step")
     }
     assert steps == {8.0}  # one update of each epoch was left out
     events = read_events(tmp_path / "events" / "rank-00000.jsonl")
     (warning, *_) = [
-        event["message"]
-        for event in events
-        if "were skipped" in event.get("message", "")
+        event["message"] for event in events if "were skipped" in event.get("message", "")
     ]
     assert "0 (Fragile) is the first module with a non-finite output" in warning
 
@@ -205,15 +188,12 @@ def test_updates_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
 def test_another_optimizer_of_the_task_does_not_get_the_state(tmp_path: Path) -> None:
     train_here(make_config(steps=2, checkpoint=EVERY_STEP), OwnClass, tmp_path)
     with pytest.raises(
-        OptimizerMismatchError,
-        match="the optimizer is Momentum in the checkpoint and NAdam here",
+        OptimizerMismatchError, match="the optimizer is Momentum in the checkpoint and NAdam here"
     ):
         train_here(make_config(steps=4, checkpoint=EVERY_STEP), OwnOptimizer, tmp_path)
 
 
 def test_a_name_that_is_not_there_stops_the_run_before_training(tmp_path: Path) -> None:
     config = make_config(optim=OptimConfig(name="torch.optim.NAdm"), steps=2)
-    with pytest.raises(
-        UsageError, match=r"torch\.optim has no class 'NAdm'; did you mean 'NAdam'"
-    ):
+    with pytest.raises(UsageError, match=r"torch\.optim has no class 'NAdm'; did you mean 'NAdam'"):
         train_here(config, Classify, tmp_path)

@@ -37,12 +37,7 @@ from tests.jobs import (
 from tests.ranks import run_ranks
 
 OPTIM = OptimConfig(
-    lr=0.1,
-    momentum=0.9,
-    nesterov=True,
-    weight_decay=0.01,
-    schedule="constant",
-    clip_norm=0.5,
+    lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, schedule="constant", clip_norm=0.5
 )
 
 
@@ -64,16 +59,12 @@ def full_batch_weights(config: Config, task_class: type[Task]) -> dict[str, Tens
     batch_size = config.train.batch_size
     assert batch_size is not None
     for epoch in range(config.train.epochs or 0):
-        order = permute(
-            np.arange(length), length=length, seed=config.train.seed, epoch=epoch
-        )
+        order = permute(np.arange(length), length=length, seed=config.train.seed, epoch=epoch)
         for start in range(0, length, batch_size):
             samples = [data[int(index)] for index in order[start : start + batch_size]]
             batch = tuple(torch.stack(part) for part in zip(*samples, strict=True))
             loss = task.loss(model, batch)
-            (
-                loss.total / (len(samples) if loss.weight is None else loss.weight)
-            ).backward()
+            (loss.total / (len(samples) if loss.weight is None else loss.weight)).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
@@ -112,37 +103,28 @@ def test_any_world_trains_like_one_process_on_the_full_batch(
             model = newest(tmp_path / task.__name__ / str(accumulate)).tensors["model"]
             assert model.keys() == expected.keys()
             for name, tensor in model.items():
-                torch.testing.assert_close(
-                    tensor, expected[name], rtol=1e-9, atol=1e-12
-                )
+                torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-12)
 
 
-def hand_written_ddp(
-    config: Config, epochs: int, batch_size: int
-) -> dict[str, np.ndarray]:
+def hand_written_ddp(config: Config, epochs: int, batch_size: int) -> dict[str, np.ndarray]:
     """What people write: DDP, the mean loss of the local batch, an optimizer."""
     with RunManager(watch=NO_SIDECAR) as ddp:
         task = Normalised(config)
         model = DistributedDataParallel(task.model())
         data = task.train_data()
-        optimizer = torch.optim.SGD(
-            model.parameters(), lr=0.1, momentum=0.9, nesterov=True
-        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
         for epoch in range(epochs):
             order = permute(np.arange(len(data)), length=len(data), seed=0, epoch=epoch)
             for start in range(0, len(data), batch_size):
                 share = batch_size // ddp.world_size
                 mine = order[start + ddp.rank * share : start + (ddp.rank + 1) * share]
                 samples = [data[int(index)] for index in mine]
-                inputs, targets = (
-                    torch.stack(part) for part in zip(*samples, strict=True)
-                )
+                inputs, targets = (torch.stack(part) for part in zip(*samples, strict=True))
                 optimizer.zero_grad()
                 functional.cross_entropy(model(inputs), targets).backward()
                 optimizer.step()
         return {
-            name: tensor.numpy(force=True)
-            for name, tensor in model.module.state_dict().items()
+            name: tensor.numpy(force=True) for name, tensor in model.module.state_dict().items()
         }
 
 
@@ -154,34 +136,24 @@ def engine_and_by_hand(config: Config, run: Path) -> dict[str, np.ndarray]:
 def test_the_engine_trains_like_a_hand_written_ddp_loop(tmp_path: Path) -> None:
     """With BatchNorm, on batches that divide evenly: the one case in which the usual loop is
     right."""
-    optim = OptimConfig(
-        lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.0, schedule="constant"
-    )
+    optim = OptimConfig(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.0, schedule="constant")
     config = make_config(samples=32, optim=optim)
     expected = run_ranks(2, engine_and_by_hand, config, tmp_path)[0]
     for name, tensor in newest(tmp_path).tensors["model"].items():
-        torch.testing.assert_close(
-            tensor, torch.as_tensor(expected[name]), rtol=1e-9, atol=1e-12
-        )
+        torch.testing.assert_close(tensor, torch.as_tensor(expected[name]), rtol=1e-9, atol=1e-12)
 
 
 def test_evaluation_gives_the_same_number_on_any_world(tmp_path: Path) -> None:
     config = make_config(epochs=1)
     tasks = (Classify, WeighTokens, Normalised)
-    train_each_on(
-        2, *((config, task, tmp_path / "start" / task.__name__) for task in tasks)
-    )
+    train_each_on(2, *((config, task, tmp_path / "start" / task.__name__) for task in tasks))
     results = set()
     for world_size in (1, 4):
         for task in tasks:
             run = tmp_path / str(world_size) / task.__name__
-            shutil.copytree(
-                tmp_path / "start" / task.__name__ / "checkpoints", run / "checkpoints"
-            )
+            shutil.copytree(tmp_path / "start" / task.__name__ / "checkpoints", run / "checkpoints")
         results.update(
-            run_ranks(
-                world_size, evaluate_again, config, tasks, tmp_path / str(world_size)
-            )
+            run_ranks(world_size, evaluate_again, config, tasks, tmp_path / str(world_size))
         )
     assert len(results) == 1, results
 
@@ -192,9 +164,7 @@ def evaluate_again(config: Config, tasks: tuple[type[Task], ...], runs: Path) ->
     for task in tasks:
         run = runs / task.__name__
         train_here(config, task, run)
-        events = read_events(
-            run / "events" / f"rank-{int(os.environ['RANK']):05d}.jsonl"
-        )
+        events = read_events(run / "events" / f"rank-{int(os.environ['RANK']):05d}.jsonl")
         end = [event for event in events if event["kind"] == "end"][-1]
         results.append(sorted(end["metrics"].items()))
     return repr(results)

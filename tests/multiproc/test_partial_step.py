@@ -62,6 +62,4 @@ def weights_after_some_steps(fails_at: int | None) -> list[float]:
 
 
 def test_it_is_as_if_it_had_not_begun() -> None:
-    assert run_ranks(2, weights_after_some_steps, 2) == run_ranks(
-        2, weights_after_some_steps, None
-    )
+    assert run_ranks(2, weights_after_some_steps, 2) == run_ranks(2, weights_after_some_steps, None)

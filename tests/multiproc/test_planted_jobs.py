@@ -20,13 +20,9 @@ def test_a_slow_dataset_is_named_first(tmp_path: Path) -> None:
     """That a slow rank is named is shown by test_step_profiler.py."""
     config = make_config(batch_size=64, steps=9)
     config = replace(
-        config,
-        log=replace(config.log, profile="3:8"),
-        task={"load_s": 0.01, "passes": 8},
+        config, log=replace(config.log, profile="3:8"), task={"load_s": 0.01, "passes": 8}
     )
-    train_on(
-        2, replace(config, dist=replace(config.dist, threads=1)), SlowData, tmp_path
-    )
+    train_on(2, replace(config, dist=replace(config.dist, threads=1)), SlowData, tmp_path)
     result = analyse(tmp_path)
     advice = advise(result)
     assert advice[0].bottleneck == "data", advice

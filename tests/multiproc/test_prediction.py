@@ -67,9 +67,7 @@ class Thirteen(IterableDataset[Tensor]):
 
 class Streamed(Predicted):
     def metrics(self) -> Any:
-        raise AssertionError(
-            "predictions need no metrics, which might not be mergeable"
-        )
+        raise AssertionError("predictions need no metrics, which might not be mergeable")
 
     def eval_data(self) -> Any:
         return Thirteen()
@@ -77,9 +75,7 @@ class Streamed(Predicted):
 
 def predict_here(run: Path, task: type[Task], data: str | None, ending: str) -> bytes:
     """What the file would hold; nothing on ranks other than 0."""
-    given = check_layer(
-        [Setting("train.eval_batch_size", 4, "--train.eval_batch_size")]
-    )
+    given = check_layer([Setting("train.eval_batch_size", 4, "--train.eval_batch_size")])
     saved = open_run(run, "last", task=task, overrides=given)
     ddp = make_manager(saved.config)
     ddp.setup()
@@ -107,12 +103,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(run: Path, inputs: Tensor, tmp_path: Path) -> Tensor:
     """By hand: with the average, as the run evaluates."""
     to = tmp_path / "average.safetensors"
-    assert (
-        main(
-            ["export", str(run), "--which", "last", "--ema", "--to", str(to), "--force"]
-        )
-        == 0
-    )
+    assert main(["export", str(run), "--which", "last", "--ema", "--to", str(to), "--force"]) == 0
     from safetensors.torch import load_file
 
     model = Predicted(make_config()).model().eval()
@@ -130,9 +121,7 @@ def test_the_same_bytes_on_any_number_of_ranks(
     trained: Path, tmp_path: Path, task: type[Task], ending: str, world_size: int
 ) -> None:
     """29 samples in 8 batches of 4, and 13 in 4: some ranks have fewer batches than others."""
-    by_hand = expected(
-        trained, Points(29 if task is Predicted else 13).inputs, tmp_path
-    )
+    by_hand = expected(trained, Points(29 if task is Predicted else 13).inputs, tmp_path)
     alone = predict_here(trained, task, None, ending)
     assert run_ranks(world_size, predict_here, trained, task, None, ending) == [
         alone,
@@ -162,9 +151,7 @@ class ReadApart(Predicted):
 
 @pytest.mark.world_size(2)
 def test_ranks_that_read_different_streams_are_an_error(trained: Path) -> None:
-    with pytest.raises(
-        RanksFailed, match="ranks differ in the samples that they read"
-    ) as failed:
+    with pytest.raises(RanksFailed, match="ranks differ in the samples that they read") as failed:
         run_ranks(2, predict_here, trained, ReadApart, None, ".jsonl")
     assert failed.value.errors.keys() == {0, 1}
 
@@ -182,10 +169,7 @@ class More:
 
 
 def test_data_of_ones_own(
-    trained: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     caplog.set_level(logging.WARNING, "drumline")
@@ -194,21 +178,16 @@ def test_data_of_ones_own(
     (tmp_path / "more_points.py").write_text(MORE)
     for data in (str(tmp_path), f"{tmp_path}/more_points.py:More"):
         lines = predict_here(trained, Predicted, data, ".jsonl").splitlines()
-        inputs = torch.from_numpy(
-            np.arange(len(lines))[:, np.newaxis] * np.ones((1, 6))
-        )
+        inputs = torch.from_numpy(np.arange(len(lines))[:, np.newaxis] * np.ones((1, 6)))
         assert len(lines) == (5 if data == str(tmp_path) else 7)
         assert (
             np.abs(
-                np.array(list(map(json.loads, lines)))
-                - expected(trained, inputs, tmp_path).numpy()
+                np.array(list(map(json.loads, lines))) - expected(trained, inputs, tmp_path).numpy()
             ).max()
             < 1e-12
         )
     assert caplog.messages == []
-    with pytest.raises(
-        UsageError, match=r"there is no file or folder nowhere \(looked in "
-    ):
+    with pytest.raises(UsageError, match=r"there is no file or folder nowhere \(looked in "):
         prediction_data(task_of(trained, Predicted), "nowhere")
 
 
@@ -226,9 +205,7 @@ def test_a_task_without_one_evaluation_set_needs_data(trained: Path) -> None:
         match=r"Several.eval_data\(\) gives several evaluation sets\n  try: name a dataset",
     ):
         prediction_data(task_of(trained, Several), None)
-    with pytest.raises(
-        UsageError, match=r"NoSet.eval_data\(\) gives no evaluation data"
-    ):
+    with pytest.raises(UsageError, match=r"NoSet.eval_data\(\) gives no evaluation data"):
         prediction_data(task_of(trained, NoSet), None)
 
 
@@ -245,19 +222,14 @@ def test_rows_of_what_a_task_may_predict() -> None:
         {"boxes": torch.ones(1, 2), "score": np.float32(0.5)},
         {"boxes": torch.ones(0, 2), "score": 1},
     ]
-    assert rows_of(boxes, 2) == [
-        {"boxes": [[1.0, 1.0]], "score": 0.5},
-        {"boxes": [], "score": 1},
-    ]
+    assert rows_of(boxes, 2) == [{"boxes": [[1.0, 1.0]], "score": 0.5}, {"boxes": [], "score": 1}]
     assert as_lines_of_json(torch.tensor([1.0, float("nan")]), 2) == b'1.0\n"nan"\n'
     with pytest.raises(
         UsageError,
         match=r"predict\(\) returned a Tensor of shape \[2, 2\] for a batch of 3 samples",
     ):
         rows_of(scores, 3)
-    with pytest.raises(
-        UsageError, match=r"predict\(\) returned a dict for a batch of 3 samples"
-    ):
+    with pytest.raises(UsageError, match=r"predict\(\) returned a dict for a batch of 3 samples"):
         rows_of({}, 3)
     with pytest.raises(
         UsageError,
@@ -277,16 +249,14 @@ def test_an_array_is_one_array() -> None:
     assert found.tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0]]
     turned = as_array(torch.arange(6.0).reshape(3, 2).t(), 2)
     with pytest.raises(
-        UsageError,
-        match=r"predictions of float32 \[3\] are followed by float32 \[2\], and a \.npy",
+        UsageError, match=r"predictions of float32 \[3\] are followed by float32 \[2\], and a \.npy"
     ):
         write_array(io.BytesIO(), iter([turned, as_array(torch.ones(1, 2), 1)]))
     file = io.BytesIO()
     write_array(file, iter([turned]))
     assert np.load(io.BytesIO(file.getvalue())).tolist() == [[0, 2, 4], [1, 3, 5]]
     with pytest.raises(
-        UsageError,
-        match=r"predict\(\) returned a list, and a \.npy file holds one array",
+        UsageError, match=r"predict\(\) returned a list, and a \.npy file holds one array"
     ):
         as_array([1, 2], 2)
 

@@ -19,13 +19,7 @@ import pytest
 from drumline.base.errors import ExitCode
 from drumline.base.startup import SAME_SIGNAL_S
 from drumline.checkpoint import store
-from drumline.config.schema import (
-    CheckpointConfig,
-    Config,
-    DistConfig,
-    OptimConfig,
-    WatchConfig,
-)
+from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig, WatchConfig
 from drumline.report.verify.run_check import verify_run
 from drumline.runs import catalog
 from drumline.runs.events import read_events
@@ -41,9 +35,7 @@ from tests.ranks import RanksFailed, run_ranks
 from tests.schedules import digest
 
 STEPS = 70
-ADAM = OptimConfig(
-    name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=1.0
-)
+ADAM = OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=1.0)
 
 
 def config(*, workers: int = 0) -> Config:
@@ -59,8 +51,7 @@ def config(*, workers: int = 0) -> Config:
         eval_every_epochs=3,
     )
     return replace(
-        made,
-        dist=DistConfig(bucket_cap_mb=0.0005, start_timeout_s=60, train_timeout_s=30),
+        made, dist=DistConfig(bucket_cap_mb=0.0005, start_timeout_s=60, train_timeout_s=30)
     )
 
 
@@ -104,11 +95,7 @@ def told(
     ddp.setup()
     preemption.join(ddp, progress)
     code = engine.TrainingRun(
-        RunRequest("test", config, run, False, ("test",)),
-        Everything,
-        ddp,
-        progress,
-        preemption,
+        RunRequest("test", config, run, False, ("test",)), Everything, ddp, progress, preemption
     ).train()
     preemption.close()
     ddp.cleanup()
@@ -174,9 +161,7 @@ def test_preempted_and_resumed_is_the_same_run(
     assert not (run / "preempted.json").exists()
 
 
-def told_while_a_save_is_written(
-    config: Config, run: Path
-) -> tuple[int, int, list[bool]]:
+def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, list[bool]]:
     """No save is done before the next is asked for, but that with which the run leaves. Also:
     whether one was being written, each time that one was asked for."""
     write = store.write
@@ -204,16 +189,11 @@ def told_while_a_save_is_written(
 
 
 @pytest.mark.soak
-def test_preempted_while_a_save_is_written_it_waits_for_it_and_saves_again(
-    tmp_path: Path,
-) -> None:
+def test_preempted_while_a_save_is_written_it_waits_for_it_and_saves_again(tmp_path: Path) -> None:
     saves = replace(
-        config(),
-        checkpoint=CheckpointConfig(every_steps=4, every_epochs=0, keep_last=50),
+        config(), checkpoint=CheckpointConfig(every_steps=4, every_epochs=0, keep_last=50)
     )
-    [(code, step, writing)] = run_ranks(
-        1, told_while_a_save_is_written, saves, tmp_path
-    )
+    [(code, step, writing)] = run_ranks(1, told_while_a_save_is_written, saves, tmp_path)
     assert code == ExitCode.PREEMPTED
     assert writing == [False, *[True] * (len(writing) - 1)]
     assert len(writing) > 1
@@ -259,9 +239,7 @@ def signalled_twice(config: Config, run: Path) -> None:
     ddp.barrier()  # never ends: no handler of Python's would ever run
 
 
-def test_a_second_signal_ends_a_rank_at_once_in_the_middle_of_a_collective(
-    tmp_path: Path,
-) -> None:
+def test_a_second_signal_ends_a_rank_at_once_in_the_middle_of_a_collective(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(2, signalled_twice, config(), tmp_path / "run", timeout_s=60)
     assert caught.value.errors[0] == "the process ended without a word"

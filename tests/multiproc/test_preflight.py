@@ -96,9 +96,7 @@ def test_settings_versions_and_code_are_compared_with_the_value_of_each_rank(
         "try: install the same versions on every node; set the same environment variables on"
         in lines[4]
     )
-    assert code.startswith(
-        f"ranks differ in the code of a_module_of_ours: rank 0 ({HOST}): "
-    )
+    assert code.startswith(f"ranks differ in the code of a_module_of_ours: rank 0 ({HOST}): ")
     assert "try: use the same code on every node: the same commit" in code
     assert list((tmp_path / "shm").iterdir()) == [], "the watch folder is removed"
 
@@ -115,9 +113,7 @@ def run_alike(folder: Path) -> list[str]:
         lengths = 10 + ddp.rank
         for train in (True, False):
             with pytest.raises(PreflightError) as caught:
-                ddp.loader(
-                    TensorDataset(torch.ones(lengths, 2)), batch_size=4, train=train
-                )
+                ddp.loader(TensorDataset(torch.ones(lengths, 2)), batch_size=4, train=train)
             texts.append(str(caught.value))
         with pytest.raises(PreflightError) as caught:
             ddp.loader(TensorDataset(torch.full((10, 2), ddp.rank)), batch_size=4)
@@ -130,15 +126,11 @@ def run_alike(folder: Path) -> list[str]:
     return texts
 
 
-def test_a_dataset_that_differs_is_refused_and_what_may_differ_is_not(
-    tmp_path: Path,
-) -> None:
+def test_a_dataset_that_differs_is_refused_and_what_may_differ_is_not(tmp_path: Path) -> None:
     first, second = run_ranks(2, run_alike, tmp_path)
     assert first == second
     training, evaluation, content = first
-    assert training.startswith(
-        f"ranks differ in the training data: rank 0 ({HOST}): 10 samples, "
-    )
+    assert training.startswith(f"ranks differ in the training data: rank 0 ({HOST}): 10 samples, ")
     assert f"; rank 1 ({HOST}): 11 samples, " in training
     assert (
         "try: give every rank the same dataset; if they are meant to differ, loader(..., compare=F"
@@ -229,9 +221,7 @@ def come_twice(agent_port: int) -> str:
     return str(caught.value)
 
 
-def test_a_first_rank_that_never_joins_is_named(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_first_rank_that_never_joins_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     place = {"master_addr": "127.0.0.1", "master_port": port, "agent_hosts_store": True}
@@ -252,10 +242,7 @@ def lead_twice(agent_port: int) -> str:
     """Two first ranks; each has a second that never comes, so both wait."""
     topology = Elsewhere if os.environ["RANK"] == "1" else Topology
     one = topology(
-        world_size=2,
-        master_addr="127.0.0.1",
-        master_port=agent_port,
-        agent_hosts_store=True,
+        world_size=2, master_addr="127.0.0.1", master_port=agent_port, agent_hosts_store=True
     )
     store = open_store(one, timeout_s=20)
     while os.environ["RANK"] == "1" and not store.check(["rendezvous"]):
@@ -280,18 +267,13 @@ def meet_with_another_size() -> str:
     assert given is not None
     size = on_rank_1(3, 2)
     topology = Topology(
-        rank=given.rank,
-        world_size=size,
-        master_addr="127.0.0.1",
-        master_port=given.master_port,
+        rank=given.rank, world_size=size, master_addr="127.0.0.1", master_port=given.master_port
     )
     try:
         meeting = meet(topology)
     except PreflightError as error:
         store = open_store(topology, timeout_s=20)
-        store.under(json.loads(store.get("rendezvous"))["namespace"]).raw.set(
-            "heard", ""
-        )
+        store.under(json.loads(store.get("rendezvous"))["namespace"]).raw.set("heard", "")
         return str(error)
     meeting.store.raw.wait(["heard"])  # rank 0 runs the store
     return ""

@@ -53,9 +53,7 @@ def profiled(config: Config) -> Config:
 @pytest.mark.soak  # shares of a step differ too much beside other work
 def test_each_cost_is_named_by_its_phase_and_line(tmp_path: Path) -> None:
     config = profiled(make_config(batch_size=8, samples=160, steps=11))
-    config = replace(
-        config, train=replace(config.train, eval_every_steps=3, eval_every_epochs=0)
-    )
+    config = replace(config, train=replace(config.train, eval_every_steps=3, eval_every_epochs=0))
     train_on(1, config, SlowInMany, tmp_path)
     result = analyse(tmp_path)
     assert sum(result.phases_s.values()) == pytest.approx(result.step_s, rel=0.02)
@@ -73,11 +71,7 @@ def test_each_cost_is_named_by_its_phase_and_line(tmp_path: Path) -> None:
     assert any(line.startswith("  hook SlowHook") for line in words_of(result))
     optimizer = result.optimizer
     assert optimizer is not None
-    assert (optimizer.name, optimizer.num_tensors, optimizer.is_fused) == (
-        "SGD",
-        4,
-        True,
-    )
+    assert (optimizer.name, optimizer.num_tensors, optimizer.is_fused) == ("SGD", 4, True)
 
 
 class StallsInSomeSteps(Classify):

@@ -29,9 +29,7 @@ def seen(path: Path, number: int | None) -> Heartbeat:
 
 
 def timeout_s() -> float:
-    backend = dist.distributed_c10d._get_default_group()._get_backend(
-        torch.device("cpu")
-    )
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     return float(backend.options._timeout.total_seconds())
 
 
@@ -48,9 +46,7 @@ def work(folder: Path) -> tuple[list[int | None], list[Heartbeat]]:
         beats.append(seen(path, numbers[-1]))
     time.sleep(0.2)
     beats.append(seen(path, numbers[-1]))
-    assert timeout_s() == 4000.0 + AFTER_PATIENCE_S, (
-        "torch's own comes after the watchdog"
-    )
+    assert timeout_s() == 4000.0 + AFTER_PATIENCE_S, "torch's own comes after the watchdog"
     dist.destroy_process_group()
     numbers.append(num_collectives())
     count.close()
@@ -67,9 +63,7 @@ def test_the_number_moves_with_the_script_and_stands_with_it(tmp_path: Path) -> 
             "a look that finds nothing new is no move"
         )
         assert beats[1].moved_ns == beats[2].moved_ns > beats[0].moved_ns > 0
-    assert results[0][0] == results[1][0], (
-        "the same collective has the same number everywhere"
-    )
+    assert results[0][0] == results[1][0], "the same collective has the same number everywhere"
 
 
 def test_where_phases_are_marked_collectives_are_no_moves(tmp_path: Path) -> None:
@@ -112,9 +106,7 @@ def test_a_look_that_fails_is_no_sign_and_not_the_last(tmp_path: Path) -> None:
     assert beat.num_moves <= next(looks) / 2 + 1, "a look that fails is no move"
 
 
-def test_without_torch_there_is_nothing_to_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_torch_there_is_nothing_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch.distributed")
     assert num_collectives() is None
     assert "torch.distributed" not in sys.modules

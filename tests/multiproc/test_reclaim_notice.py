@@ -69,11 +69,7 @@ def noticed(config: Config, run: Path) -> tuple[int, int]:
     ddp.setup()
     preemption.join(ddp, progress)
     code = engine.TrainingRun(
-        RunRequest("test", config, run, False, ("test",)),
-        Classify,
-        ddp,
-        progress,
-        preemption,
+        RunRequest("test", config, run, False, ("test",)), Classify, ddp, progress, preemption
     ).train()
     preemption.close()
     ddp.cleanup()
@@ -81,9 +77,7 @@ def noticed(config: Config, run: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("world_size", [2, 1])
-def test_a_notice_is_a_reason_to_save_and_leave(
-    tmp_path: Path, world_size: int
-) -> None:
+def test_a_notice_is_a_reason_to_save_and_leave(tmp_path: Path, world_size: int) -> None:
     run = tmp_path / "run"
     notice = str(tmp_path / "leave")
     if world_size == 1:
@@ -98,13 +92,10 @@ def test_a_notice_is_a_reason_to_save_and_leave(
     (step,) = {step for _, step in ends}
     assert 5 <= step < 2000
     marker = json.loads((run / "preempted.json").read_text())
-    said = (
-        f"a notice at {notice}" if world_size == 2 else f"{notice}: a reclaim at noon"
-    )
+    said = f"a notice at {notice}" if world_size == 2 else f"{notice}: a reclaim at noon"
     assert (marker["step"], marker["signal"], marker["rank"]) == (step, said, 0)
     assert (
-        catalog.newest_valid(run / "checkpoints").path
-        == run / "checkpoints" / f"step-{step:08d}"
+        catalog.newest_valid(run / "checkpoints").path == run / "checkpoints" / f"step-{step:08d}"
     )
     events = list(read_events(run / "events" / "rank-00000.jsonl"))
     assert (events[-1]["kind"], events[-1]["signal"]) == ("preempted", said)

@@ -45,16 +45,9 @@ from tests.ranks import RanksFailed, run_ranks
 
 EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)
 SGD = OptimConfig(
-    lr=0.1,
-    momentum=0.9,
-    nesterov=False,
-    schedule="constant",
-    weight_decay=0.0,
-    clip_norm=0.5,
+    lr=0.1, momentum=0.9, nesterov=False, schedule="constant", weight_decay=0.0, clip_norm=0.5
 )
-ADAM = OptimConfig(
-    name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=1.0
-)
+ADAM = OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=1.0)
 STEPS = 11
 STREAMED = DistConfig(sync="diloco:6", sync_parts=2, sync_overlap=2)
 
@@ -87,9 +80,7 @@ def saved(run: Path, step: int) -> store.Snapshot:
 # The same as a loop that one would write down
 
 
-def by_hand(
-    config: Config, every: int, parts: list[list[int]], overlap: int
-) -> list[Tensor]:
+def by_hand(config: Config, every: int, parts: list[list[int]], overlap: int) -> list[Tensor]:
     """The weights that all ranks share at the end; torch's own SGD is the outer optimizer."""
     with RunManager(watch=NO_SIDECAR) as ddp:
         task = Seeded(config)
@@ -101,10 +92,7 @@ def by_hand(
         is_local = config.dist.sync.startswith("local")
         settings = config.dist
         outer = torch.optim.SGD(
-            shared,
-            lr=settings.outer_lr,
-            momentum=settings.outer_momentum,
-            nesterov=True,
+            shared, lr=settings.outer_lr, momentum=settings.outer_momentum, nesterov=True
         )
         if is_local:
             outer = torch.optim.SGD(shared, lr=1.0)
@@ -139,15 +127,10 @@ def by_hand(
                 optimizer.step()
                 optimizer.zero_grad()
                 for number in range(len(parts)):
-                    if number in sent and (
-                        step == STEPS or step == sent[number][0] + overlap
-                    ):
+                    if number in sent and (step == STEPS or step == sent[number][0] + overlap):
                         end(number)
                 for number in range(len(parts)):
-                    if (
-                        step == STEPS
-                        or step % every == (number + 1) * every // len(parts) % every
-                    ):
+                    if step == STEPS or step % every == (number + 1) * every // len(parts) % every:
                         begin(number, step)
                         if step == STEPS or not overlap:
                             end(number)
@@ -163,12 +146,8 @@ def test_rounds_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
         "diloco": (DistConfig(sync="diloco:4"), 4, whole, 0),
         "parts": (STREAMED, 6, [[0], [1, 2, 3]], 2),
     }
-    train_each_on(
-        2, *((config_of(job[0]), Seeded, tmp_path / name) for name, job in jobs.items())
-    )
-    results = run_ranks(
-        2, each_by_hand, [(config_of(job[0]), *job[1:]) for job in jobs.values()]
-    )
+    train_each_on(2, *((config_of(job[0]), Seeded, tmp_path / name) for name, job in jobs.items()))
+    results = run_ranks(2, each_by_hand, [(config_of(job[0]), *job[1:]) for job in jobs.values()])
     for name, first, second in zip(jobs, *results, strict=True):
         weights = newest(tmp_path / name).tensors["model"]
         for key, left, right in zip(
@@ -187,10 +166,7 @@ def each_by_hand(jobs: list[tuple[Any, ...]]) -> list[list[Any]]:
 
 def on_nodes(function: Any, *args: Any) -> Any:
     """As a rank of a node with two."""
-    os.environ |= {
-        "LOCAL_RANK": str(int(os.environ["RANK"]) % 2),
-        "LOCAL_WORLD_SIZE": "2",
-    }
+    os.environ |= {"LOCAL_RANK": str(int(os.environ["RANK"]) % 2), "LOCAL_WORLD_SIZE": "2"}
     return function(*args)
 
 
@@ -209,20 +185,12 @@ def test_a_node_trains_as_one_rank_with_its_samples(tmp_path: Path) -> None:
     run_ranks(4, on_nodes, train_each_here, jobs[2:])
     for (_, _, one), (_, _, other) in zip(jobs[:2], jobs[2:], strict=True):
         for trained, same in zip(
-            *(newest(run).tensors["model"].values() for run in (one, other)),
-            strict=True,
+            *(newest(run).tensors["model"].values() for run in (one, other)), strict=True
         ):
             torch.testing.assert_close(trained, same, rtol=0, atol=1e-9)
         documents = [newest(run).documents["replicas"]["ranks"] for run in (one, other)]
-        assert [bool(document["dict"]) for document in documents[1]] == [
-            True,
-            False,
-            True,
-            False,
-        ]
-    start = next(
-        event for event in ledger(tmp_path / "node-Seeded") if event["kind"] == "start"
-    )
+        assert [bool(document["dict"]) for document in documents[1]] == [True, False, True, False]
+    start = next(event for event in ledger(tmp_path / "node-Seeded") if event["kind"] == "start")
     assert start["world_size"] == 4
 
 
@@ -235,44 +203,24 @@ def ledger(run: Path) -> list[dict[str, Any]]:
 
 RESUMED = {
     "streamed": (2, 7, replace(STREAMED, outer_dtype="int8")),
-    "nodes": (
-        4,
-        8,
-        DistConfig(sync="diloco:3", sync_within="node", outer_dtype="bf16"),
-    ),
+    "nodes": (4, 8, DistConfig(sync="diloco:3", sync_within="node", outer_dtype="bf16")),
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["streamed", pytest.param("nodes", marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("name", ["streamed", pytest.param("nodes", marks=pytest.mark.soak)])
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
     """Between two rounds; in the first case while a part is on its way."""
     world_size, step, settings = RESUMED[name]
-    size = {
-        "batch_size": 16,
-        "samples": 64,
-        "dropout": 0.3,
-        "accumulate": 2,
-        "augment": True,
-    }
+    size = {"batch_size": 16, "samples": 64, "dropout": 0.3, "accumulate": 2, "augment": True}
     config = config_of(settings, optim=ADAM, checkpoint=EVERY_STEP, **size)
     as_rank = (on_nodes,) if name == "nodes" else ()
     with pytest.raises(RanksFailed):
-        run_ranks(
-            world_size, *as_rank, die_after, step, config, Averaged, tmp_path / "killed"
-        )
+        run_ranks(world_size, *as_rank, die_after, step, config, Averaged, tmp_path / "killed")
     assert catalog.list_steps(tmp_path / "killed" / "checkpoints")[-1] == step
     seldom = config_of(settings, optim=ADAM, **size, eval_every_epochs=0)
-    jobs = [
-        (config, Averaged, tmp_path / "killed"),
-        (config, Averaged, tmp_path / "whole"),
-    ]
+    jobs = [(config, Averaged, tmp_path / "killed"), (config, Averaged, tmp_path / "whole")]
     run_ranks(
-        world_size,
-        *as_rank,
-        train_each_here,
-        [*jobs, (seldom, Averaged, tmp_path / "seldom")],
+        world_size, *as_rank, train_each_here, [*jobs, (seldom, Averaged, tmp_path / "seldom")]
     )
     whole = newest(tmp_path / "whole")
     assert_same_bits(newest(tmp_path / "killed"), whole)
@@ -281,9 +229,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
         newest(tmp_path / "seldom").tensors["model"].values(),
         strict=True,
     ):
-        assert torch.equal(tensor, other), (
-            "saves and evaluations between rounds change nothing"
-        )
+        assert torch.equal(tensor, other), "saves and evaluations between rounds change nothing"
     assert_shared_weights(tmp_path / "whole", settings)
 
 
@@ -294,8 +240,7 @@ def assert_shared_weights(run: Path, settings: DistConfig) -> None:
         third = saved(run, 3).tensors
         fifth = saved(run, 5).tensors
         assert all(
-            torch.equal(third["model"][name], tensor)
-            for name, tensor in fifth["model"].items()
+            torch.equal(third["model"][name], tensor) for name, tensor in fifth["model"].items()
         )
         own = [
             tensor
@@ -312,9 +257,7 @@ def assert_shared_weights(run: Path, settings: DistConfig) -> None:
             key = next(key for key in average if key.endswith(f"/{name}"))
             if tensor.is_floating_point():
                 expected = 0.75 * average[key] + 0.25 * tensor
-                torch.testing.assert_close(
-                    tensors["hooks"][key], expected, rtol=1e-5, atol=1e-6
-                )
+                torch.testing.assert_close(tensors["hooks"][key], expected, rtol=1e-5, atol=1e-6)
         average = tensors["hooks"]
 
 
@@ -342,9 +285,7 @@ def test_another_number_of_replicas_continues(tmp_path: Path) -> None:
     dist = DistConfig(sync="diloco:4", outer_dtype="int8")
     train_each_on(2, (config_of(DistConfig(), steps=2), Seeded, tmp_path))
     train_each_on(2, (config_of(dist, steps=6), Seeded, tmp_path))
-    messages, others, _ = run_ranks(
-        3, resumed_messages, tmp_path, config_of(dist, steps=9)
-    )
+    messages, others, _ = run_ranks(3, resumed_messages, tmp_path, config_of(dist, steps=9))
     assert others == []
     assert messages == [
         "the replicas, or dist.sync_parts, dist.sync_overlap or dist.outer_dtype, changed since the checkpoint: what "
@@ -371,13 +312,9 @@ class DamagedSync(OuterSync):
 
 def damaged(run: Path) -> str:
     outer_sync.OuterSync = DamagedSync  # type: ignore[misc]
-    config = config_of(
-        DistConfig(sync="local:3"), checkpoint=CheckpointConfig(every_epochs=0)
-    )
+    config = config_of(DistConfig(sync="local:3"), checkpoint=CheckpointConfig(every_epochs=0))
     with pytest.raises(TrainingError) as caught:
-        train_here(
-            replace(config, watch=replace(NO_SIDECAR, replicas_every=1)), Seeded, run
-        )
+        train_here(replace(config, watch=replace(NO_SIDECAR, replicas_every=1)), Seeded, run)
     return str(caught.value)
 
 
@@ -425,27 +362,18 @@ def each_summed() -> list[tuple[float, list[float]]]:
 @pytest.mark.soak
 def test_what_is_rounded_trains_nearly_the_same(tmp_path: Path) -> None:
     settings = DistConfig(sync="diloco:4")
-    jobs = {
-        wire: replace(settings, outer_dtype=wire) for wire in ("fp32", "bf16", "int8")
-    }
+    jobs = {wire: replace(settings, outer_dtype=wire) for wire in ("fp32", "bf16", "int8")}
     train_each_on(
-        2,
-        *(
-            (config_of(job, steps=24), Seeded, tmp_path / name)
-            for name, job in jobs.items()
-        ),
+        2, *((config_of(job, steps=24), Seeded, tmp_path / name) for name, job in jobs.items())
     )
     weights = {name: newest(tmp_path / name).tensors["model"] for name in jobs}
     begin = Seeded(config_of(settings)).model().state_dict()
 
     def distance(name: str) -> float:
         exact = weights["fp32"]
-        apart = sum(
-            float((weights[name][key] - exact[key]).square().sum()) for key in exact
-        )
+        apart = sum(float((weights[name][key] - exact[key]).square().sum()) for key in exact)
         return (
-            apart
-            / sum(float((begin[key] - exact[key]).square().sum()) for key in exact)
+            apart / sum(float((begin[key] - exact[key]).square().sum()) for key in exact)
         ) ** 0.5
 
     assert 0 < distance("bf16") < 0.01
@@ -457,9 +385,7 @@ def test_what_is_rounded_trains_nearly_the_same(tmp_path: Path) -> None:
 
 class Synchronized(Seeded):
     def model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(6, 8), nn.SyncBatchNorm(8), nn.Linear(8, 2)
-        ).double()
+        return nn.Sequential(nn.Linear(6, 8), nn.SyncBatchNorm(8), nn.Linear(8, 2)).double()
 
 
 def refusals(run: Path) -> list[str]:

@@ -23,13 +23,7 @@ from drumline.training.manager import RunManager
 from tests.jobs import NO_SIDECAR, Normalised, make_config, newest, train_here
 from tests.ranks import run_ranks
 
-WHERE = [
-    "0.weight",
-    "1.running_var",
-    "1.num_batches_tracked",
-    "2.bias/exp_avg_sq",
-    "2.weight/step",
-]
+WHERE = ["0.weight", "1.running_var", "1.num_batches_tracked", "2.bias/exp_avg_sq", "2.weight/step"]
 
 
 def flip(tensor: Tensor, *, byte: int = 0, bit: int = 3) -> None:
@@ -41,9 +35,7 @@ class Replica:
 
     def __init__(self, ddp: RunManager, **options: Any) -> None:
         self.ddp = ddp
-        self.model = ddp.wrap(
-            nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-        )
+        self.model = ddp.wrap(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         host = f"node-{ddp.rank}"
         self.comparison = ReplicaComparison(
@@ -148,10 +140,7 @@ def test_other_differences() -> None:
                 "rank 1 (node-1) differs from the other 3 ranks in 0.weight/step and 17 more tensors"
                 in text
             )
-            assert (
-                "; the tensors differ in type or shape, or are missing on some ranks"
-                in text
-            )
+            assert "; the tensors differ in type or shape, or are missing on some ranks" in text
             assert "try: look for code that differs across ranks" in text
         assert buffers == "all agree"
 
@@ -187,9 +176,7 @@ def repair(damaged: int) -> tuple[bool, bool, list[str]]:
 
 
 @pytest.mark.parametrize(("world_size", "damaged"), [(2, 1), (3, 0), (4, 2)])
-def test_broadcast_gives_all_ranks_what_the_majority_holds(
-    world_size: int, damaged: int
-) -> None:
+def test_broadcast_gives_all_ranks_what_the_majority_holds(world_size: int, damaged: int) -> None:
     answers = run_ranks(world_size, repair, damaged)
     assert all(repaired and goes_on for repaired, goes_on, _ in answers)
     (warning,), *others = (messages for _, _, messages in answers)
@@ -211,11 +198,7 @@ class Busy(Normalised):
 
     def model(self) -> nn.Module:
         return nn.Sequential(
-            nn.Linear(6, 8),
-            nn.BatchNorm1d(8),
-            nn.ReLU(),
-            nn.Dropout(0.3),
-            nn.Linear(8, 2),
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2)
         ).double()
 
 
@@ -227,19 +210,12 @@ def watched(**watch: Any) -> Config:
     # The last batch of an epoch has 5 samples for 3 ranks of 2 micro-batches, each of 2 samples
     # otherwise.
     config = make_config(
-        batch_size=12,
-        samples=41,
-        optim=ADAMW,
-        accumulate=2,
-        checkpoint=checkpoint,
-        augment=True,
+        batch_size=12, samples=41, optim=ADAMW, accumulate=2, checkpoint=checkpoint, augment=True
     )
     return replace(config, watch=replace(NO_SIDECAR, **watch))
 
 
-def train_damaged(
-    config: Config, run: Path, name: str, at_step: int
-) -> tuple[str, list[int]]:
+def train_damaged(config: Config, run: Path, name: str, at_step: int) -> tuple[str, list[int]]:
     """Train while a bit flips on rank 1 after a step; how it ended, and when replicas were
     compared."""
     take_step = Loop.take_step
@@ -249,11 +225,7 @@ def train_damaged(
     def damaging(self: Loop, *args: Any) -> None:
         take_step(self, *args)
         if self.progress.step == at_step and self.job.ddp.rank == 1:
-            flip(
-                replica_tensors(
-                    self.job.model, self.job.optimizer, include_buffers=True
-                )[name]
-            )
+            flip(replica_tensors(self.job.model, self.job.optimizer, include_buffers=True)[name])
 
     def counting(self: ReplicaComparison, step: int) -> None:
         compared.append(step)
@@ -276,10 +248,7 @@ DAMAGED = ("4.weight", "1.running_mean", "4.bias/exp_avg_sq")
 
 def train_damaged_in_turn(config: Config, root: Path) -> list[tuple[str, list[int]]]:
     # The flip comes after step 4, at which a save is due.
-    return [
-        train_damaged(config, root / name.replace("/", " "), name, 4)
-        for name in DAMAGED
-    ]
+    return [train_damaged(config, root / name.replace("/", " "), name, 4) for name in DAMAGED]
 
 
 def test_damage_is_not_saved(tmp_path: Path) -> None:
@@ -288,23 +257,16 @@ def test_damage_is_not_saved(tmp_path: Path) -> None:
     ):
         for name, (said, compared) in zip(DAMAGED, ends, strict=True):
             assert "the replicas differ at step 4: rank 1 (" in said
-            assert (
-                f") differs from the other 2 ranks in {name}; all agreed at step 3"
-                in said
-            )
+            assert f") differs from the other 2 ranks in {name}; all agreed at step 3" in said
             assert compared == [0, 2, 3, 4]
             run = tmp_path / name.replace("/", " ")
             assert catalog.list_steps(run / "checkpoints") == [2]
             events = read_events(run / "events" / f"rank-{rank:05d}.jsonl")
-            (error,) = [
-                event["message"] for event in events if event["kind"] == "error"
-            ]
+            (error,) = [event["message"] for event in events if event["kind"] == "error"]
             assert name in error
 
 
-def test_a_run_that_is_set_to_continue_warns_and_trains_to_the_end(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_is_set_to_continue_warns_and_trains_to_the_end(tmp_path: Path) -> None:
     config = watched(replicas_every=1, on_difference="broadcast")
     for message, compared in run_ranks(
         3, train_damaged, config, tmp_path / "damaged", "4.weight", 4
@@ -321,17 +283,14 @@ def test_a_run_that_is_set_to_continue_warns_and_trains_to_the_end(
         run: [
             event["message"]
             for rank in range(3)
-            for event in read_events(
-                tmp_path / run / "events" / f"rank-{rank:05d}.jsonl"
-            )
+            for event in read_events(tmp_path / run / "events" / f"rank-{rank:05d}.jsonl")
             if event["kind"] == "warning" and "replicas" in event["message"]
         ]
         for run in ("damaged", "whole")
     }
     assert len(events["damaged"]) == 1
     assert (
-        "all ranks continue with the tensors of rank 0. Test the memory of "
-        in events["damaged"][0]
+        "all ranks continue with the tensors of rank 0. Test the memory of " in events["damaged"][0]
     )
     assert events["whole"] == []
 
@@ -345,11 +304,7 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
 
 
 def test_statistics_that_are_each_ranks_own_are_not_compared(tmp_path: Path) -> None:
-    config = replace(
-        watched(replicas_every=1), dist=DistConfig(broadcast_buffers=False)
-    )
-    for message, compared in run_ranks(
-        2, train_damaged, config, tmp_path, "1.running_mean", -1
-    ):
+    config = replace(watched(replicas_every=1), dist=DistConfig(broadcast_buffers=False))
+    for message, compared in run_ranks(2, train_damaged, config, tmp_path, "1.running_mean", -1):
         assert message == "trained to the end"
         assert compared == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8]

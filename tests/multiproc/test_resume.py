@@ -37,20 +37,13 @@ from tests.jobs import (
 from tests.ranks import RanksFailed, run_ranks
 
 EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)
-ADAM = OptimConfig(
-    name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=1.0
-)
+ADAM = OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=1.0)
 
 
 def hard_config(**settings: object) -> Config:
     """Dropout, augmentation, accumulation, a schedule, an uneven last batch."""
     return make_config(
-        dropout=0.3,
-        augment=True,
-        accumulate=2,
-        optim=ADAM,
-        checkpoint=EVERY_STEP,
-        **settings,
+        dropout=0.3, augment=True, accumulate=2, optim=ADAM, checkpoint=EVERY_STEP, **settings
     )  # type: ignore[arg-type]
 
 
@@ -58,9 +51,7 @@ def die_after(step: int, config: Config, task: type[Task], run: Path) -> None:
     """Train, and end this process with -9 right after the save of a step, on every rank."""
     save = Saver.save
 
-    def save_and_die(
-        self: Saver, progress: Progress, metrics: Mapping[str, float]
-    ) -> None:
+    def save_and_die(self: Saver, progress: Progress, metrics: Mapping[str, float]) -> None:
         save(self, progress, metrics)
         if progress.step == step:
             self.writer.wait()
@@ -71,9 +62,7 @@ def die_after(step: int, config: Config, task: type[Task], run: Path) -> None:
     train_here(config, task, run)
 
 
-def interrupted_at(
-    step: int, world_size: int, config: Config, task: type[Task], run: Path
-) -> None:
+def interrupted_at(step: int, world_size: int, config: Config, task: type[Task], run: Path) -> None:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(world_size, die_after, step, config, task, run)
     assert set(caught.value.errors.values()) == {"the process ended without a word"}
@@ -87,10 +76,7 @@ def train_whole_and_killed(config: Config, task: type[Task], folder: Path) -> Pr
 
 @pytest.mark.parametrize(
     ("world_size", "step", "task", "workers"),
-    [
-        (2, 7, Hooked, 1),
-        pytest.param(4, 4, HookedNormalised, 0, marks=pytest.mark.soak),
-    ],
+    [(2, 7, Hooked, 1), pytest.param(4, 4, HookedNormalised, 0, marks=pytest.mark.soak)],
 )
 def test_killed_and_resumed_is_bit_identical(
     tmp_path: Path, world_size: int, step: int, task: type[Task], workers: int
@@ -100,9 +86,7 @@ def test_killed_and_resumed_is_bit_identical(
         workers=workers, batch_size=16 if task is HookedNormalised else 8, epochs=3
     )
     interrupted_at(step, world_size, config, task, tmp_path / "killed")
-    ends: list[Progress] = run_ranks(
-        world_size, train_whole_and_killed, config, task, tmp_path
-    )
+    ends: list[Progress] = run_ranks(world_size, train_whole_and_killed, config, task, tmp_path)
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
     events = list(read_events(tmp_path / "killed" / "events" / "rank-00000.jsonl"))
     assert [event["step"] for event in events if event["kind"] == "resume"] == [step]
@@ -120,15 +104,11 @@ def assert_stopped_early(ends: list[Progress], folder: Path) -> None:
     samples = []
     for run in ("whole", "killed"):
         for rank in range(len(ends)):
-            events = list(
-                read_events(folder / run / "events" / f"rank-{rank:05d}.jsonl")
-            )
+            events = list(read_events(folder / run / "events" / f"rank-{rank:05d}.jsonl"))
             assert events[-1]["stopped"].startswith(
                 "loss has not improved in 1 evaluation; the best was "
             )
-            samples.append(
-                [event["value"] for event in events if event["kind"] == "logged"]
-            )
+            samples.append([event["value"] for event in events if event["kind"] == "logged"])
     assert len(samples[0]) == 2
     assert samples == [samples[0], *[[]] * (len(ends) - 1)] * 2, (
         "rank 0 alone logs, and the same after the kill"
@@ -140,8 +120,7 @@ def assert_average_by_hand(snapshot: store.Snapshot) -> None:
     assert (ema["name"], by_hand["name"]) == ("EMA", "ByHand")
     tensors = snapshot.tensors["hooks"]
     averages, expected = (
-        decode_state(hook["state"], tensors.__getitem__)["average"]
-        for hook in (ema, by_hand)
+        decode_state(hook["state"], tensors.__getitem__)["average"] for hook in (ema, by_hand)
     )
     assert averages.keys() == expected.keys() == snapshot.tensors["model"].keys()
     for name, average in averages.items():
@@ -154,13 +133,9 @@ def assert_average_by_hand(snapshot: store.Snapshot) -> None:
 @pytest.mark.soak
 def test_a_static_graph_resumes_bit_for_bit(tmp_path: Path) -> None:
     """There DDP settles its buckets in the second backward pass only."""
-    config = replace(
-        hard_config(steps=6), dist=DistConfig(static_graph=True, bucket_cap_mb=0.0002)
-    )
+    config = replace(hard_config(steps=6), dist=DistConfig(static_graph=True, bucket_cap_mb=0.0002))
     interrupted_at(3, 3, config, Classify, tmp_path / "killed")
-    train_each_on(
-        3, *((config, Classify, tmp_path / run) for run in ("killed", "whole"))
-    )
+    train_each_on(3, *((config, Classify, tmp_path / run) for run in ("killed", "whole")))
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
 
 
@@ -180,20 +155,14 @@ def test_parameters_in_any_order_of_memory_resume_bit_for_bit(tmp_path: Path) ->
     train_each_on(2, *((config, task, tmp_path / run) for config, task, run in runs))
     for config in configs:
         killed, whole = (
-            newest(tmp_path / f"{run} {config.optim.name}")
-            for run in ("killed", "whole")
+            newest(tmp_path / f"{run} {config.optim.name}") for run in ("killed", "whole")
         )
         assert_same_bits(killed, whole)
 
 
 def test_a_metric_that_was_not_there_before_is_no_hindrance(tmp_path: Path) -> None:
     train_here(make_config(checkpoint=EVERY_STEP, steps=3), Classify, tmp_path)
-    assert (
-        train_here(
-            make_config(checkpoint=EVERY_STEP, steps=6), MeasuresMore, tmp_path
-        ).step
-        == 6
-    )
+    assert train_here(make_config(checkpoint=EVERY_STEP, steps=6), MeasuresMore, tmp_path).step == 6
 
 
 class MeasuresMore(Classify):
@@ -205,9 +174,7 @@ class MeasuresMore(Classify):
 def test_another_layout_of_buckets_is_reported(tmp_path: Path) -> None:
     train_here(make_config(steps=3), Classify, tmp_path)
     train_here(
-        replace(make_config(steps=4), dist=DistConfig(bucket_cap_mb=1.0)),
-        Classify,
-        tmp_path,
+        replace(make_config(steps=4), dist=DistConfig(bucket_cap_mb=1.0)), Classify, tmp_path
     )
     warnings = [
         event["message"]
@@ -232,9 +199,7 @@ def test_another_world_size_continues_the_run(tmp_path: Path) -> None:
     ]
 
 
-def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(
-    tmp_path: Path,
-) -> None:
+def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
     config = hard_config(steps=6)
     damages = ("truncate", "flip", "delete")
     interrupted_at(4, 2, config, Classify, tmp_path / "killed")
@@ -249,22 +214,16 @@ def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(
         else:
             content[-3] ^= 1
             file.write_bytes(content)
-    train_each_on(
-        2, *((config, Classify, tmp_path / run) for run in ("whole", *damages))
-    )
+    train_each_on(2, *((config, Classify, tmp_path / run) for run in ("whole", *damages)))
     for damage in damages:
         assert_same_bits(newest(tmp_path / damage), newest(tmp_path / "whole"))
         events = list(read_events(tmp_path / damage / "events" / "rank-00000.jsonl"))
-        (warning,) = [
-            event["message"] for event in events if event["kind"] == "warning"
-        ]
+        (warning,) = [event["message"] for event in events if event["kind"] == "warning"]
         assert "step-00000004 was skipped: model.safetensors" in warning
         assert [event["step"] for event in events if event["kind"] == "resume"] == [3]
 
 
-def test_a_run_without_a_complete_checkpoint_does_not_start_over(
-    tmp_path: Path,
-) -> None:
+def test_a_run_without_a_complete_checkpoint_does_not_start_over(tmp_path: Path) -> None:
     train_here(make_config(epochs=1), Classify, tmp_path)
     (tmp_path / "checkpoints" / "step-00000005" / "model.safetensors").unlink()
     with pytest.raises(

@@ -24,15 +24,7 @@ from drumline.runs.run_folder import RunFolder
 from drumline.training.job.job import make_manager
 from drumline.training.run_context import HOOKS_FILE
 from drumline.training.saved.saved_run import evaluate_run, find_checkpoint, open_run
-from tests.jobs import (
-    Classify,
-    Everything,
-    Points,
-    make_config,
-    newest,
-    train_here,
-    train_on,
-)
+from tests.jobs import Classify, Everything, Points, make_config, newest, train_here, train_on
 from tests.ranks import run_ranks
 
 
@@ -58,9 +50,7 @@ class Elsewhere(Averaged):
         raise FileNotFoundError("the training data")
 
 
-def evaluate_here(
-    run: Path, which: str | int, data: str | None = None
-) -> dict[str, Any]:
+def evaluate_here(run: Path, which: str | int, data: str | None = None) -> dict[str, Any]:
     few = [
         Setting("train.batch_size", 1, "test"),
         Setting("optim.name", "nowhere:Optimizer", "test"),
@@ -93,9 +83,7 @@ def evaluations(run: Path) -> dict[int, dict[str, float]]:
 
 @pytest.mark.world_size(4)
 @pytest.mark.parametrize("world_size", [1, 4])
-def test_an_evaluation_is_that_of_the_run_bit_for_bit(
-    trained: Path, world_size: int
-) -> None:
+def test_an_evaluation_is_that_of_the_run_bit_for_bit(trained: Path, world_size: int) -> None:
     files = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
     expected = evaluations(trained)
     for which in ("last", catalog.list_steps(trained / "checkpoints")[0]):
@@ -116,9 +104,7 @@ def test_other_data_is_evaluated_with_the_model_of_the_run(trained: Path) -> Non
         evaluate_here(trained, "last", "nowhere")
 
 
-def test_the_model_is_loaded_and_nothing_of_the_caller_is_changed(
-    trained: Path,
-) -> None:
+def test_the_model_is_loaded_and_nothing_of_the_caller_is_changed(trained: Path) -> None:
     torch.manual_seed(1), random.seed(2), np.random.seed(3)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     model = drumline.load(trained, "last", task=Everything)
@@ -128,9 +114,7 @@ def test_the_model_is_loaded_and_nothing_of_the_caller_is_changed(
     assert not any(module.training for module in model.modules())
     weights = newest(trained).tensors["model"]
     assert weights.keys() == model.state_dict().keys()
-    assert all(
-        torch.equal(value, weights[name]) for name, value in model.state_dict().items()
-    )
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     average = newest(trained).tensors[HOOKS_FILE]
     for name, value in (
         drumline.load(trained, "last", ema=True, task=Everything).state_dict().items()
@@ -183,9 +167,7 @@ def test_which_checkpoint(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, damaged)
     file = find_checkpoint(damaged, "last") / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.raises(
-        CheckpointError, match=r"model\.safetensors: its checksum differs"
-    ):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: its checksum differs"):
         find_checkpoint(damaged, steps[-1])
 
 
@@ -207,12 +189,8 @@ def test_code_that_the_checkpoint_names_is_imported_only_where_no_task_is_given(
     assert open_run(trained, "last", task=Averaged).task is Averaged
     with pytest.raises(UsageError, match="there is no module 'nowhere'"):
         open_run(trained, "last")
-    assert find_checkpoint(trained, "best") == best, (
-        "as the event at the end of the run has it"
-    )
-    monkeypatch.setattr(
-        RunFolder, "event_file", lambda self, rank: self.path / "nowhere"
-    )
+    assert find_checkpoint(trained, "best") == best, "as the event at the end of the run has it"
+    monkeypatch.setattr(RunFolder, "event_file", lambda self, rank: self.path / "nowhere")
     with pytest.raises(
         UsageError,
         match=r"of version 0\.1, which recorded .*\n  try: choose the last \(--which last",
@@ -221,9 +199,7 @@ def test_code_that_the_checkpoint_names_is_imported_only_where_no_task_is_given(
 
 
 def test_settings_are_the_checkpoints_unless_others_are_given(trained: Path) -> None:
-    given = check_layer(
-        [Setting("train.eval_batch_size", 3, "--train.eval_batch_size")]
-    )
+    given = check_layer([Setting("train.eval_batch_size", 3, "--train.eval_batch_size")])
     saved = open_run(trained, "last", task=Everything, overrides=given)
     assert (
         saved.config.train.eval_batch_size,
@@ -237,8 +213,7 @@ def test_a_checkpoint_that_lacks_a_file_is_named_when_no_other_was_evaluated(
 ) -> None:
     """The newest alone was evaluated, and it has lost a part."""
     config = replace(
-        make_config(epochs=1),
-        checkpoint=CheckpointConfig(every_steps=2, every_epochs=0),
+        make_config(epochs=1), checkpoint=CheckpointConfig(every_steps=2, every_epochs=0)
     )
     train_here(config, Classify, tmp_path)
     (find_checkpoint(tmp_path, "best") / "model.safetensors").unlink()

@@ -15,14 +15,7 @@ from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config
 from drumline.runs import catalog
 from drumline.runs.events import read_events
-from tests.jobs import (
-    Classify,
-    assert_same_bits,
-    make_config,
-    newest,
-    train_here,
-    train_on,
-)
+from tests.jobs import Classify, assert_same_bits, make_config, newest, train_here, train_on
 from tests.ranks import run_ranks
 
 
@@ -40,9 +33,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(
     small_disk: Callable[..., Path],
 ) -> None:
     run = small_disk("size=1m") / "run"
-    config = make_config(
-        epochs=100, checkpoint=CheckpointConfig(every_steps=1, keep_last=500)
-    )
+    config = make_config(epochs=100, checkpoint=CheckpointConfig(every_steps=1, keep_last=500))
     message, other = run_ranks(2, train_until_the_disk_is_full, config, run)
     assert "could not be saved: " in message
     assert "No space left on device" in message or "full" in message
@@ -57,14 +48,9 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(
             store.remove(path)
     resumed_at = catalog.verify(newest_step.path).step
     assert resumed_at > 2
-    assert (
-        train_on(2, make_config(steps=resumed_at + 1), Classify, run).step
-        == resumed_at + 1
-    )
+    assert train_on(2, make_config(steps=resumed_at + 1), Classify, run).step == resumed_at + 1
     resumes = [
-        e["step"]
-        for e in read_events(run / "events" / "rank-00000.jsonl")
-        if e["kind"] == "resume"
+        e["step"] for e in read_events(run / "events" / "rank-00000.jsonl") if e["kind"] == "resume"
     ]
     assert resumes == [resumed_at]
 
@@ -93,12 +79,10 @@ def test_a_checkpoint_loads_into_a_plain_model_of_ones_own(tmp_path: Path) -> No
 def test_another_model_is_refused_with_every_difference(tmp_path: Path) -> None:
     train_here(make_config(epochs=1), Classify, tmp_path)
     with pytest.raises(
-        CheckpointError,
-        match=r"(?s)the checkpoint is of another model.*0\.weight is \[8, 6\]",
+        CheckpointError, match=r"(?s)the checkpoint is of another model.*0\.weight is \[8, 6\]"
     ):
         load_checkpoint(
-            tmp_path,
-            nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Identity(), nn.Linear(9, 2)),
+            tmp_path, nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Identity(), nn.Linear(9, 2))
         )
 
 
@@ -112,9 +96,7 @@ def test_old_checkpoints_go_and_the_best_stays(tmp_path: Path) -> None:
     assert len(steps) in (2, 3)
 
 
-def test_a_run_without_group_and_one_with_a_group_of_one_are_the_same(
-    tmp_path: Path,
-) -> None:
+def test_a_run_without_group_and_one_with_a_group_of_one_are_the_same(tmp_path: Path) -> None:
     config = make_config()
     train_here(config, Classify, tmp_path / "alone")
     train_on(1, config, Classify, tmp_path / "group")

@@ -20,56 +20,32 @@ LEGS = 4
 
 @pytest.mark.soak
 @pytest.mark.parametrize("number", SLICE)
-def test_killed_and_resumed_it_trains_the_same_bits(
-    tmp_path: Path, number: int
-) -> None:
+def test_killed_and_resumed_it_trains_the_same_bits(tmp_path: Path, number: int) -> None:
     schedule = make_schedule(number, legs=LEGS)
-    assert run_schedule(schedule, tmp_path / "run") == References(tmp_path).digest_for(
+    assert run_schedule(schedule, tmp_path / "run") == References(tmp_path).digest_for(schedule), (
         schedule
-    ), schedule
+    )
 
 
 def test_the_slice_has_some_of_everything() -> None:
     schedules = [make_schedule(number, legs=LEGS) for number in SLICE]
-    assert [fault.phase for schedule in schedules for fault in schedule.faults] == list(
-        PHASES
-    )
+    assert [fault.phase for schedule in schedules for fault in schedule.faults] == list(PHASES)
     assert [schedule.setup.exact for schedule in schedules] == ["elastic", "world"] * 2
-    assert {world for schedule in schedules for world in schedule.worlds} == {
-        1,
-        2,
-        3,
-        4,
-    }
+    assert {world for schedule in schedules for world in schedule.worlds} == {1, 2, 3, 4}
     assert {schedule.workers for schedule in schedules} == {0, 2}
-    assert {schedule.setup.task for schedule in schedules} == {
-        Everything,
-        EverythingStream,
-    }
+    assert {schedule.setup.task for schedule in schedules} == {Everything, EverythingStream}
     assert len({schedule.setup.cut for schedule in schedules}) == len(schedules)
 
 
 def test_schedules_cover_what_can_happen() -> None:
     schedules = [make_schedule(number) for number in range(300)]
-    assert {fault.phase for schedule in schedules for fault in schedule.faults} == set(
-        PHASES
-    )
+    assert {fault.phase for schedule in schedules for fault in schedule.faults} == set(PHASES)
     assert {schedule.workers for schedule in schedules} == {0, 2}
     for exact in ("elastic", "world"):
         of_kind = [schedule for schedule in schedules if schedule.setup.exact == exact]
-        assert {world for schedule in of_kind for world in schedule.worlds} == {
-            1,
-            2,
-            3,
-            4,
-        }
+        assert {world for schedule in of_kind for world in schedule.worlds} == {1, 2, 3, 4}
         assert {schedule.setup.cut for schedule in of_kind} == set(range(len(CUTS)))
-        assert {schedule.setup.task for schedule in of_kind} == {
-            Everything,
-            EverythingStream,
-        }
+        assert {schedule.setup.task for schedule in of_kind} == {Everything, EverythingStream}
     assert all(
-        len(set(schedule.worlds)) == 1
-        for schedule in schedules
-        if schedule.setup.exact == "world"
+        len(set(schedule.worlds)) == 1 for schedule in schedules if schedule.setup.exact == "world"
     )

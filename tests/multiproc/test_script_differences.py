@@ -107,12 +107,7 @@ def start(*words: str, cwd: Path, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "drumline", "launch", *words],
         cwd=cwd,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "GLOO_SOCKET_IFNAME": "lo",
-            **variables,
-        },
+        env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -132,9 +127,7 @@ def finish(*jobs: subprocess.Popen[str]) -> list[tuple[int, str, str]]:
 
 def events(folder: Path) -> list[dict[str, Any]]:
     files = folder.glob("runs/launch/*/events/watch.jsonl")
-    return [
-        json.loads(line) for file in files for line in file.read_text().splitlines()
-    ]
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 @pytest.mark.usefixtures("warm")
@@ -167,9 +160,7 @@ def test_two_nodes_that_differ_in_everything(tmp_path: Path) -> None:
             f"{rank}",
         ]
         variables = {"TORCH_DISTRIBUTED_DEBUG": "INFO"} if rank else {}
-        nodes.append(
-            start(*place, "train.py", *own, cwd=tmp_path / f"{rank}", **variables)
-        )
+        nodes.append(start(*place, "train.py", *own, cwd=tmp_path / f"{rank}", **variables))
     ended = finish(*nodes)
     assert [code for code, *_ in ended] == [0, 0], ended
     differences = events(tmp_path / "0")
@@ -194,24 +185,15 @@ def test_two_nodes_that_differ_in_everything(tmp_path: Path) -> None:
         assert f"the {what}: " in facts
     assert "node-rank" not in facts
     [length] = [
-        difference["message"]
-        for difference in differences
-        if "DataLoader" in difference["message"]
+        difference["message"] for difference in differences if "DataLoader" in difference["message"]
     ]
     assert "the length of the dataset" in length
     [drift] = [
-        difference
-        for difference in differences
-        if "DDP module Linear" in difference["message"]
+        difference for difference in differences if "DDP module Linear" in difference["message"]
     ]
     assert drift["step"] in (1, 10, 100)
-    assert (
-        "all agreed at step 0; their optimizers differ in SGD's lr: "
-        in drift["message"]
-    )
-    [slow] = [
-        difference for difference in differences if difference["kind"] == "straggler"
-    ]
+    assert "all agreed at step 0; their optimizers differ in SGD's lr: " in drift["message"]
+    [slow] = [difference for difference in differences if difference["kind"] == "straggler"]
     assert slow["rank"] == 1
     for difference in differences:
         assert ended[0][2].count(difference["message"]) == 1, (

@@ -14,11 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.base.rank_environment import Topology
-from drumline.parallel.scripts.script_recorder import (
-    MAX_HASHES,
-    MAX_MODULES,
-    ScriptRecorder,
-)
+from drumline.parallel.scripts.script_recorder import MAX_HASHES, MAX_MODULES, ScriptRecorder
 from tests.ranks import run_ranks
 
 
@@ -33,9 +29,7 @@ def work(folder: Path) -> list[list[str]]:
         return dict(json.loads(file.read_text())["modules"])
 
     def build(depth: int = 1) -> DistributedDataParallel:
-        module = DistributedDataParallel(
-            nn.Sequential(*(nn.Linear(1, 1) for _ in range(depth)))
-        )
+        module = DistributedDataParallel(nn.Sequential(*(nn.Linear(1, 1) for _ in range(depth))))
         recorder.modules.add(module)
         return module
 
@@ -44,18 +38,9 @@ def work(folder: Path) -> list[list[str]]:
     keys = [list(written())]
     before = file.stat().st_mtime_ns, file.stat().st_ino
     recorder.write()
-    assert (file.stat().st_mtime_ns, file.stat().st_ino) == before, (
-        "nothing has changed"
-    )
+    assert (file.stat().st_mtime_ns, file.stat().st_ino) == before, "nothing has changed"
     _train(first, recorder, 301)
-    assert list(written()["0 of 0,1"]["hashes"]) == [
-        "0",
-        "1",
-        "10",
-        "100",
-        "200",
-        "300",
-    ]
+    assert list(written()["0 of 0,1"]["hashes"]) == ["0", "1", "10", "100", "200", "300"]
     assert (file.stat().st_mtime_ns, file.stat().st_ino) != before
     # What the script drops again is forgotten, and the one that lives is kept.
     for _ in range(MAX_MODULES + 3):
@@ -81,9 +66,7 @@ def work(folder: Path) -> list[list[str]]:
     return keys
 
 
-def _train(
-    module: DistributedDataParallel, recorder: ScriptRecorder, num_passes: int
-) -> None:
+def _train(module: DistributedDataParallel, recorder: ScriptRecorder, num_passes: int) -> None:
     """As updates are seen: by the version of the first parameter."""
     with torch.no_grad():
         for _ in range(num_passes):

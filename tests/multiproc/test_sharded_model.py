@@ -41,13 +41,9 @@ def on_a_rank() -> dict[str, Any]:
 
     join()
     models = {mode: shard(mode) for mode in ("zero1", "fsdp", "hsdp")}
-    gradients: dict[str, Any] = {
-        mode: accumulated(model) for mode, model in models.items()
-    }
+    gradients: dict[str, Any] = {mode: accumulated(model) for mode, model in models.items()}
     elsewhere = torch.empty(3, 2, device="meta")  # another device than the part's
-    parameter = DTensor.from_local(
-        elsewhere, models["fsdp"].mesh, [Shard(0)], run_check=False
-    )
+    parameter = DTensor.from_local(elsewhere, models["fsdp"].mesh, [Shard(0)], run_check=False)
     part = torch.ones(3, 2, dtype=torch.float64)
     loaded = like_shard(parameter, part)
     gradients["is shared"] = own_part(loaded).data_ptr() == part.data_ptr()
@@ -62,9 +58,7 @@ def on_a_rank() -> dict[str, Any]:
 def test_micro_batches_shards_and_groups_of_a_sharded_model() -> None:
     for results in run_ranks(2, on_a_rank):
         assert results["zero1"] == results["fsdp"] == results["hsdp"] == [259.0, 259.0]
-        assert results["is shared"], (
-            "what is mapped from a file is not moved before it is copied"
-        )
+        assert results["is shared"], "what is mapped from a file is not moved before it is copied"
         assert results["loaded"] == ((6, 2), (2, 1), torch.float64, CPU)
         assert results["groups"] >= 1
         assert results["left"], "a broken group is aborted with the groups of its mesh"

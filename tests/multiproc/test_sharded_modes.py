@@ -76,9 +76,7 @@ class Awkward(nn.Module):
         hidden = self.first(inputs)
         for block in self.blocks:
             hidden = block(hidden)
-        hidden = self.again(
-            torch.tanh(self.tied(hidden))
-        ) * self.scale + self.frozen.mean(0)
+        hidden = self.again(torch.tanh(self.tied(hidden))) * self.scale + self.frozen.mean(0)
         return self.out(hidden)
 
 
@@ -106,22 +104,16 @@ def in_mode(mode: str, config: Config, **dist: Any) -> Config:
 
 
 def config_of(**settings: Any) -> Config:
-    return make_config(
-        **{"optim": ADAM, "checkpoint": EVERY_STEP, "batch_size": 16, **settings}
-    )
+    return make_config(**{"optim": ADAM, "checkpoint": EVERY_STEP, "batch_size": 16, **settings})
 
 
 def events_of(run: Path, kind: str) -> list[dict[str, Any]]:
     return [
-        event
-        for event in read_events(run / "events" / "rank-00000.jsonl")
-        if event["kind"] == kind
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
     ]
 
 
-def assert_close(
-    left: store.Snapshot, right: store.Snapshot, **tolerance: float
-) -> None:
+def assert_close(left: store.Snapshot, right: store.Snapshot, **tolerance: float) -> None:
     """The same weights and optimizer state, up to the order of sums."""
     for file in ("model", "optimizer"):
         assert left.tensors[file].keys() == right.tensors[file].keys()
@@ -136,9 +128,7 @@ def assert_close(
 
 
 def ledger_of(run: Path) -> list[Any]:
-    lines = [
-        json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()
-    ]
+    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     return [line["ranks"] for line in lines if line["kind"] == "steps"]
 
 
@@ -154,12 +144,8 @@ def assert_trains_as_ddp(
     samples. Blocks are found by default, by their class, and by their size (a block has 70
     parameters)."""
     config = config_of(accumulate=2, checkpoint=CheckpointConfig(), **settings)
-    jobs = {
-        mode: in_mode(mode, config, wrap=WRAP.get(mode)) for mode in ("ddp", *modes)
-    }
-    train_each_on(
-        world_size, *((job, NoBuffers, folder / mode) for mode, job in jobs.items())
-    )
+    jobs = {mode: in_mode(mode, config, wrap=WRAP.get(mode)) for mode in ("ddp", *modes)}
+    train_each_on(world_size, *((job, NoBuffers, folder / mode) for mode, job in jobs.items()))
     expected = newest(folder / "ddp")
     assert expected.documents["model"] == {"aliases": {"again.weight": "tied.weight"}}
     for mode in modes:
@@ -178,12 +164,8 @@ def assert_trains_as_ddp(
             )
             assert theirs
             assert ours == pytest.approx(theirs, rel=1e-9), f"{kind} {name} of {mode}"
-        ours, theirs = (
-            flops_per_sample(each_run) for each_run in (run, folder / "ddp")
-        )
-        assert ours == pytest.approx(theirs, rel=1e-6), (
-            "of the whole model, and not of a shard"
-        )
+        ours, theirs = (flops_per_sample(each_run) for each_run in (run, folder / "ddp"))
+        assert ours == pytest.approx(theirs, rel=1e-6), "of the whole model, and not of a shard"
         (last,) = {event["path"] for event in events_of(run, "checkpoint")[-1:]}
         written = {path.name for path in Path(last).glob("*-part-*")}
         assert len({name.rpartition("-")[2] for name in written}) == (
@@ -193,8 +175,7 @@ def assert_trains_as_ddp(
 
 def flops_per_sample(run: Path) -> list[float]:
     flops = [
-        event["tflop_per_s"] / event["samples_per_s"] * 1e12
-        for event in events_of(run, "train")
+        event["tflop_per_s"] / event["samples_per_s"] * 1e12 for event in events_of(run, "train")
     ]
     assert flops
     assert min(flops) > 0
@@ -232,9 +213,7 @@ def unused_in_modes(config: Config, folder: Path) -> str:
     """Returns the error of the job whose ranks use different parameters."""
     for mode in MODES[:3]:
         train_here(
-            in_mode(mode, config, find_unused_parameters=True),
-            UsedByOne,
-            folder / f"one-{mode}",
+            in_mode(mode, config, find_unused_parameters=True), UsedByOne, folder / f"one-{mode}"
         )
     train_here(in_mode("fsdp", config), UsedByNone, folder / "none")
     with pytest.raises(UsageError) as caught:
@@ -245,28 +224,23 @@ def unused_in_modes(config: Config, folder: Path) -> str:
 
 
 @pytest.mark.soak
-def test_parameters_that_not_all_ranks_use_are_named_before_the_first_step(
-    tmp_path: Path,
-) -> None:
+def test_parameters_that_not_all_ranks_use_are_named_before_the_first_step(tmp_path: Path) -> None:
     """As in ddp they need `find_unused_parameters`; those that no rank uses need nothing."""
     optim = replace(ADAM, weight_decay=0.0)
-    for what in run_ranks(
-        2, unused_in_modes, config_of(steps=3, optim=optim), tmp_path
-    ):
-        assert what.startswith(
-            "the parameters that the loss does not use differ across ranks: "
-        ), what
+    for what in run_ranks(2, unused_in_modes, config_of(steps=3, optim=optim), tmp_path):
+        assert what.startswith("the parameters that the loss does not use differ across ranks: "), (
+            what
+        )
         assert "extra.bias and extra.weight" in what
     assert not list((tmp_path / "refused" / "checkpoints").glob("*"))
     for mode in MODES[1:3]:
         assert_close(
-            newest(tmp_path / f"one-{mode}"),
-            newest(tmp_path / "one-ddp"),
-            rtol=1e-9,
-            atol=1e-10,
+            newest(tmp_path / f"one-{mode}"), newest(tmp_path / "one-ddp"), rtol=1e-9, atol=1e-10
         )
     notes = [event["message"] for event in events_of(tmp_path / "none", "note")]
-    expected = "the loss does not use these parameters, which are not trained: extra.weight and extra.bias"
+    expected = (
+        "the loss does not use these parameters, which are not trained: extra.weight and extra.bias"
+    )
     assert notes.count(expected) == 1, notes
 
 
@@ -274,9 +248,7 @@ def assert_resumes(world_size: int, mode: str, folder: Path) -> None:
     """With BatchNorm, dropout, augmentation, accumulation and an average of the weights."""
     config = in_mode(
         mode,
-        config_of(
-            accumulate=2, dropout=0.3, augment=True, epochs=2, batch_size=18, samples=36
-        ),
+        config_of(accumulate=2, dropout=0.3, augment=True, epochs=2, batch_size=18, samples=36),
     )
     interrupted_at(2, world_size, config, Averaged, folder / "killed")
     run_ranks(world_size, whole_and_killed, config, Averaged, folder)
@@ -359,13 +331,9 @@ def assert_gpt_trains(
     whole = config_of(**settings)
     rounded = config_of(**settings, precision="bf16")
     whole = replace(whole, model=replace(whole.model, activation_checkpointing=policy))
-    jobs = {
-        f"{mode}-fp32": in_mode(mode, whole, meta_init=True) for mode in ("ddp", *fp32)
-    }
+    jobs = {f"{mode}-fp32": in_mode(mode, whole, meta_init=True) for mode in ("ddp", *fp32)}
     jobs["ddp-bf16"] = in_mode("ddp", rounded)
-    jobs |= {
-        f"{mode}-bf16": in_mode(mode, rounded, shard_dtype="bf16") for mode in bf16
-    }
+    jobs |= {f"{mode}-bf16": in_mode(mode, rounded, shard_dtype="bf16") for mode in bf16}
     train_each_on(2, *((job, Gpt, folder / name) for name, job in jobs.items()))
     num_recomputed = 2 if policy == "every:2" else 3
     for name in jobs:
@@ -373,19 +341,13 @@ def assert_gpt_trains(
             [event["loss"] for event in events_of(folder / run, "train")]
             for run in (f"ddp-{name[-4:]}", name)
         )
-        assert found == pytest.approx(
-            expected, rel=1e-5 if name.endswith("fp32") else 0.02
-        ), name
+        assert found == pytest.approx(expected, rel=1e-5 if name.endswith("fp32") else 0.02), name
         notes = [event["message"] for event in events_of(folder / name, "note")]
-        assert (f"recompute: {num_recomputed} x Block" in notes) == name.endswith(
-            "fp32"
-        ), notes
+        assert (f"recompute: {num_recomputed} x Block" in notes) == name.endswith("fp32"), notes
         assert ("shards: 3 x Block" in notes) == (not name.startswith("ddp")), notes
     for mode in bf16:
         assert (
-            newest(folder / f"{mode}-bf16")
-            .tensors["model"]["blocks.0.mlp_in.weight"]
-            .dtype
+            newest(folder / f"{mode}-bf16").tensors["model"]["blocks.0.mlp_in.weight"].dtype
             is torch.float32
         )
 
@@ -397,10 +359,7 @@ def compiled_and_not(config: Config, modes: Sequence[str], folder: Path) -> list
     for mode in modes:
         eager = in_mode(mode, config, meta_init=True)
         train_here(eager, Gpt, folder / mode / "eager")
-        usual, torch.compile = (
-            torch.compile,
-            partial(torch.compile, backend="aot_eager"),
-        )  # type: ignore[assignment]
+        usual, torch.compile = torch.compile, partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
         train_here(
             replace(eager, train=replace(eager.train, step="compile")),
             Gpt,
@@ -417,22 +376,15 @@ def compiled_and_not(config: Config, modes: Sequence[str], folder: Path) -> list
 
 def assert_compiles(folder: Path, modes: Sequence[str], policy: bool | str) -> None:
     config = config_of(
-        epochs=2,
-        batch_size=8,
-        optim=replace(ADAM, clip_norm=1.0),
-        checkpoint=CheckpointConfig(),
+        epochs=2, batch_size=8, optim=replace(ADAM, clip_norm=1.0), checkpoint=CheckpointConfig()
     )
-    config = replace(
-        config, model=replace(config.model, activation_checkpointing=policy)
-    )
+    config = replace(config, model=replace(config.model, activation_checkpointing=policy))
     for counts in run_ranks(2, compiled_and_not, config, modes, folder):
         assert counts[0] in (1, 2, 3), (
             "the three blocks share their graphs; a short batch needs one of its own"
         )
     for mode in modes:
-        eager, compiled = (
-            newest(folder / mode / step) for step in ("eager", "compile")
-        )
+        eager, compiled = (newest(folder / mode / step) for step in ("eager", "compile"))
         for each_run in (eager, compiled):
             each_run.documents["progress"].pop("facts")
         assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
@@ -452,33 +404,21 @@ class NotFinite(NoBuffers):
         loss = super().loss(model, batch)
         self.calls += self.training
         is_bad = self.calls == 3 and torch.distributed.get_rank() == 1
-        return Loss(
-            loss.total * (float("inf") if is_bad else 1.0), metrics=loss.metrics
-        )
+        return Loss(loss.total * (float("inf") if is_bad else 1.0), metrics=loss.metrics)
 
 
 def test_an_update_that_is_not_finite_is_skipped_on_every_rank(tmp_path: Path) -> None:
     config = config_of(steps=5, on_nan="skip", optim=replace(ADAM, clip_norm=None))
     train_each_on(
-        2,
-        *(
-            (in_mode(mode, config), NotFinite, tmp_path / mode)
-            for mode in ("ddp", "fsdp")
-        ),
+        2, *((in_mode(mode, config), NotFinite, tmp_path / mode) for mode in ("ddp", "fsdp"))
     )
-    assert_close(
-        newest(tmp_path / "fsdp"), newest(tmp_path / "ddp"), rtol=1e-9, atol=1e-10
-    )
+    assert_close(newest(tmp_path / "fsdp"), newest(tmp_path / "ddp"), rtol=1e-9, atol=1e-10)
     skipped = [event["message"] for event in events_of(tmp_path / "fsdp", "warning")]
-    assert any("skipped: 1, the first at step 3" in message for message in skipped), (
-        skipped
-    )
+    assert any("skipped: 1, the first at step 3" in message for message in skipped), skipped
 
 
 def test_a_loss_that_is_not_finite_stops_every_rank(tmp_path: Path) -> None:
-    with pytest.raises(
-        RanksFailed, match=r"the loss is not finite .*rank 1.*step 3"
-    ) as caught:
+    with pytest.raises(RanksFailed, match=r"the loss is not finite .*rank 1.*step 3") as caught:
         train_on(2, in_mode("fsdp", config_of(steps=5)), NotFinite, tmp_path)
     assert len(caught.value.errors) == 2
 
@@ -489,9 +429,9 @@ def flip_a_bit(config: Config, run: Path) -> None:
 
     def damaging(self: Loop, step: Any) -> None:
         if self.progress.step == 2 and self.job.ddp.rank == 3:
-            weight = replica_tensors(
-                self.job.model, self.job.optimizer, include_buffers=False
-            )["first.weight"]
+            weight = replica_tensors(self.job.model, self.job.optimizer, include_buffers=False)[
+                "first.weight"
+            ]
             own_part(weight).view(torch.int64)[0, 0] ^= 1 << 40
         take_step(self, step)
 
@@ -502,8 +442,7 @@ def flip_a_bit(config: Config, run: Path) -> None:
 def test_replicas_of_a_shard_are_compared(tmp_path: Path) -> None:
     config = in_mode("hsdp", config_of(steps=5))
     with pytest.raises(
-        RanksFailed,
-        match=r"rank 1 .* and rank 3 .* differ in first\.weight, and no majority",
+        RanksFailed, match=r"rank 1 .* and rank 3 .* differ in first\.weight, and no majority"
     ):
         run_ranks(4, flip_a_bit, config, tmp_path)
 

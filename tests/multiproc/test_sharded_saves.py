@@ -76,10 +76,7 @@ def test_saves_that_follow_each_other_closely_have_the_parts_of_their_own_step(
         name = Path("checkpoints") / f"step-{step:08d}"
         waited = store.read(tmp_path / "waits" / name)
         beside = store.read(tmp_path / "beside" / name)
-        (
-            waited.documents["progress"].pop("facts"),
-            beside.documents["progress"].pop("facts"),
-        )
+        waited.documents["progress"].pop("facts"), beside.documents["progress"].pop("facts")
         assert_same_bits(waited, beside)
     skipped = [
         event
@@ -110,14 +107,7 @@ def cannot_write_after_two_steps(rank: int, config: Config, run: Path) -> str:
 
         def take(self: Loop, step: Any) -> None:
             if self.progress.step == 2:
-                mount(
-                    _libc.mount,
-                    None,
-                    bytes(folder),
-                    None,
-                    REMOUNT | BIND | READ_ONLY,
-                    None,
-                )
+                mount(_libc.mount, None, bytes(folder), None, REMOUNT | BIND | READ_ONLY, None)
             take_step(self, step)
 
         Loop.take_step = take  # type: ignore[method-assign]
@@ -134,16 +124,12 @@ def mount(call: Callable[..., int], *arguments: Any) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(
-    os.geteuid() != 0, reason="needs root, to make a folder read-only for one rank"
-)
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a folder read-only for one rank")
 def test_a_rank_that_cannot_write_ends_the_run_and_the_last_checkpoint_stays(
     tmp_path: Path,
 ) -> None:
     """As in ddp, where rank 0 writes; here it is rank 1."""
-    config = in_mode(
-        "fsdp", config_of(steps=50, checkpoint=replace(EVERY_STEP, background=False))
-    )
+    config = in_mode("fsdp", config_of(steps=50, checkpoint=replace(EVERY_STEP, background=False)))
     (tmp_path / "checkpoints").mkdir()
     first, second = run_ranks(2, cannot_write_after_two_steps, 1, config, tmp_path)
     assert "could not be saved: " in first
@@ -155,14 +141,9 @@ def test_a_rank_that_cannot_write_ends_the_run_and_the_last_checkpoint_stays(
     newest_step = catalog.newest_valid(tmp_path / "checkpoints")
     assert newest_step.path is not None
     assert (newest_step.path.name, newest_step.skipped) == ("step-00000002", [])
+    train_on(2, replace(config, train=replace(config.train, steps=4)), NoBuffers, tmp_path)
     train_on(
-        2, replace(config, train=replace(config.train, steps=4)), NoBuffers, tmp_path
-    )
-    train_on(
-        2,
-        replace(config, train=replace(config.train, steps=4)),
-        NoBuffers,
-        tmp_path / "whole",
+        2, replace(config, train=replace(config.train, steps=4)), NoBuffers, tmp_path / "whole"
     )
     resumed = newest(tmp_path)
     whole = newest(tmp_path / "whole")

@@ -46,9 +46,7 @@ class Named(WeighTokens):
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [
-        event
-        for event in read_events(run / "events" / "rank-00000.jsonl")
-        if event["kind"] == kind
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
     ]
 
 
@@ -57,9 +55,7 @@ def test_exposed_communication_is_the_mean_of_all_ranks(tmp_path: Path) -> None:
     config = make_config(steps=14, batch_size=8, accumulate=2)
     elastic = make_config(steps=6, batch_size=8, exact="elastic", shards=2)
     train_each_on(
-        2,
-        (config, SlowRank, tmp_path / "slow"),
-        (elastic, Classify, tmp_path / "elastic"),
+        2, (config, SlowRank, tmp_path / "slow"), (elastic, Classify, tmp_path / "elastic")
     )
     trained = events(tmp_path / "slow", "train")
     [end] = events(tmp_path / "slow", "end")
@@ -70,9 +66,9 @@ def test_exposed_communication_is_the_mean_of_all_ranks(tmp_path: Path) -> None:
     # compute.
     assert 0.05 < shares[-1] < 0.65
     assert 0.05 < end["communication_share"] < 0.65
-    assert {
-        event["communication_share"] for event in events(tmp_path / "elastic", "train")
-    } == {None}
+    assert {event["communication_share"] for event in events(tmp_path / "elastic", "train")} == {
+        None
+    }
 
 
 class BeginsLoop(Hook):
@@ -111,16 +107,12 @@ def test_tokens_flops_and_pauses_are_in_the_events(tmp_path: Path) -> None:
     train_here(make_config(steps=4, batch_size=3, checkpoint=every), Named, tmp_path)
     trained = events(tmp_path, "train")
     [end] = events(tmp_path, "end")
-    per_sample = {
-        round(event["tokens_per_s"] / event["samples_per_s"], 6) for event in trained
-    }
+    per_sample = {round(event["tokens_per_s"] / event["samples_per_s"], 6) for event in trained}
     assert len(per_sample) == 2, "as many as there are log intervals"
     # A token: 5 x 11 weights, forward and two gradients, less the one that the embedding has no
     # inputs for.
     for event in [*trained, end]:
-        assert event["tflop_per_s"] / event["tokens_per_s"] == pytest.approx(
-            3 * 2 * 5 * 11 / 1e12
-        )
+        assert event["tflop_per_s"] / event["tokens_per_s"] == pytest.approx(3 * 2 * 5 * 11 / 1e12)
         assert (event["mfu"], event["communication_share"]) == (None, None)
     paused = [event["blocked_s"] for event in events(tmp_path, "checkpoint")]
     assert len(paused) == 2

@@ -69,9 +69,7 @@ class TooLarge:
 
     def __call__(self, step: Step) -> None:
         if os.environ["RANK"] == "1":
-            raise torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 2.00 GiB"
-            )
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         self._eager(step)
 
 

@@ -30,9 +30,7 @@ class SlowOnRank1(Classify):
 
     def model(self) -> nn.Module:
         return nn.Sequential(
-            nn.Linear(6, 300),
-            *(nn.Linear(300, 300) for _ in range(3)),
-            nn.Linear(300, 2),
+            nn.Linear(6, 300), *(nn.Linear(300, 300) for _ in range(3)), nn.Linear(300, 2)
         ).double()
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
@@ -76,9 +74,9 @@ def test_a_slow_rank_is_named_and_the_parts_add_up(tmp_path: Path) -> None:
     sizes = [8 * size for layer in layers for size in layer]
     assert sorted(tensor.num_bytes for tensor in result.tensors) == sorted(sizes)
     plan = filled([tensor.num_bytes for tensor in result.tensors], int(0.7 * MIB))
-    assert [
-        sum(result.tensors[number].num_bytes for number in bucket) for bucket in plan
-    ] == [bucket.num_bytes for bucket in result.buckets]
+    assert [sum(result.tensors[number].num_bytes for number in bucket) for bucket in plan] == [
+        bucket.num_bytes for bucket in result.buckets
+    ]
     times = [tensor.ready_s + tensor.host_s for tensor in result.tensors]
     assert times == sorted(times)
     assert min(result.ranks[1].host_s) > 0.2, "it sleeps in Python"
@@ -137,8 +135,6 @@ def profile_with_an_open_collective(folder: Path) -> bool:
     return capture.is_done and ended == [True]
 
 
-def test_the_profiler_does_not_stop_before_the_collectives_that_it_records(
-    tmp_path: Path,
-) -> None:
+def test_the_profiler_does_not_stop_before_the_collectives_that_it_records(tmp_path: Path) -> None:
     """gloo's thread would write into memory that is free by then, and the rank could crash."""
     assert run_ranks(2, profile_with_an_open_collective, tmp_path) == [True, True]

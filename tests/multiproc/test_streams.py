@@ -15,14 +15,7 @@ from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.training.tasks.base import Task
 from tests import stream_jobs
-from tests.jobs import (
-    assert_same_bits,
-    make_config,
-    newest,
-    train_each_on,
-    train_here,
-    train_on,
-)
+from tests.jobs import assert_same_bits, make_config, newest, train_each_on, train_here, train_on
 from tests.multiproc.test_resume import ADAM, EVERY_STEP, interrupted_at
 from tests.ranks import RanksFailed, run_ranks
 from tests.stream_jobs import ClassifyOwn, ClassifyStream
@@ -44,16 +37,12 @@ def hard_config(**settings: Any) -> Config:
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [
-        event
-        for event in read_events(run / "events" / "rank-00000.jsonl")
-        if event["kind"] == kind
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
     ]
 
 
 @pytest.mark.soak
-def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(
-    tmp_path: Path,
-) -> None:
+def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(tmp_path: Path) -> None:
     config = make_config(augment=True, accumulate=2, steps=12, checkpoint=EVERY_STEP)
     weights = []
     evaluations = []
@@ -81,19 +70,14 @@ def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(
 
 @pytest.mark.parametrize(
     ("task", "world_size", "step", "workers"),
-    [
-        pytest.param(ClassifyStream, 2, 5, 1, marks=pytest.mark.soak),
-        (ClassifyOwn, 3, 5, 0),
-    ],
+    [pytest.param(ClassifyStream, 2, 5, 1, marks=pytest.mark.soak), (ClassifyOwn, 3, 5, 0)],
 )
 def test_killed_and_resumed_is_bit_identical(
     tmp_path: Path, task: type[Task], world_size: int, step: int, workers: int
 ) -> None:
     config = hard_config(workers=workers, steps=8)
     interrupted_at(step, world_size, config, task, tmp_path / "killed")
-    train_each_on(
-        world_size, *((config, task, tmp_path / run) for run in ("killed", "whole"))
-    )
+    train_each_on(world_size, *((config, task, tmp_path / run) for run in ("killed", "whole")))
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
     assert [event["step"] for event in events(tmp_path / "killed", "resume")] == [step]
     assert ("data" in newest(tmp_path / "whole").documents) == (task is ClassifyOwn)
@@ -111,10 +95,7 @@ def test_a_resumable_stream_is_refused_on_another_world(tmp_path: Path) -> None:
                 f"the state of the stream OwnPlace was saved on 2 ranks, now there are {now}"
                 in text
             )
-            assert (
-                "try: resume on 2 ranks, or begin a new run with a map-style dataset"
-                in text
-            )
+            assert "try: resume on 2 ranks, or begin a new run with a map-style dataset" in text
         assert_same_bits(newest(tmp_path), before)
 
 
@@ -132,9 +113,7 @@ def test_each_rank_has_its_own_state_in_the_checkpoint(tmp_path: Path) -> None:
     assert counts == [[3] * 10 + [2] * 9, [3] * 12 + [2] * 6]
 
 
-def test_a_checkpoint_without_the_state_of_the_dataset_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_checkpoint_without_the_state_of_the_dataset_is_refused(tmp_path: Path) -> None:
     train_here(make_config(steps=3, checkpoint=EVERY_STEP), ClassifyStream, tmp_path)
     with pytest.raises(
         CheckpointError, match="is at sample 24, but holds no state of the stream OwnPl"
@@ -143,9 +122,7 @@ def test_a_checkpoint_without_the_state_of_the_dataset_is_refused(
 
 
 def test_epochs_of_a_stream_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match="the length of the stream Plain is unknown"
-    ) as caught:
+    with pytest.raises(UsageError, match="the length of the stream Plain is unknown") as caught:
         train_here(make_config(epochs=2), ClassifyStream, tmp_path)
     assert "try: give --train.steps" in str(caught.value)
 
@@ -156,8 +133,7 @@ def test_a_plain_stream_that_splits_itself_is_refused(tmp_path: Path) -> None:
     for text in caught.value.errors.values():
         assert "ranks differ in the next sample of the stream _Split: rank 0" in text
         assert (
-            "let every rank read the same samples in the same order: Drumline splits them"
-            in text
+            "let every rank read the same samples in the same order: Drumline splits them" in text
         )
 
 
@@ -173,19 +149,15 @@ def logged(config: Config, task: type[Task], run: Path) -> list[str]:
     return lines
 
 
-def test_a_resumable_stream_that_is_the_same_everywhere_is_a_warning(
-    tmp_path: Path,
-) -> None:
+def test_a_resumable_stream_that_is_the_same_everywhere_is_a_warning(tmp_path: Path) -> None:
     config = make_config(steps=2)
     first, second = run_ranks(2, logged, config, stream_jobs.ForgetsItsRank, tmp_path)
     assert second == []
     assert any(
-        "all 2 ranks read the same next sample of the stream _Same" in line
-        for line in first
+        "all 2 ranks read the same next sample of the stream _Same" in line for line in first
     )
     assert any(
-        "nothing is saved before the end: set --checkpoint.every_steps" in line
-        for line in first
+        "nothing is saved before the end: set --checkpoint.every_steps" in line for line in first
     )
     saved = CheckpointConfig(every_steps=5)
     assert run_ranks(
@@ -205,8 +177,7 @@ def test_evaluation_streams_of_different_lengths_are_refused(tmp_path: Path) -> 
 
 def test_a_state_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError,
-        match=r"state_dict\(\) of the training data/dataset/seen .* it is a set",
+        CheckpointError, match=r"state_dict\(\) of the training data/dataset/seen .* it is a set"
     ):
         train_here(make_config(steps=2), stream_jobs.KeepsASet, tmp_path)
     assert not catalog.list_steps(tmp_path / "checkpoints")

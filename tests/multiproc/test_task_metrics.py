@@ -98,10 +98,7 @@ def measured() -> tuple[dict[str, Any], dict[str, Any], dict[str, list[Any]]]:
         sets = job.task.eval_data()
         with torch.no_grad():
             outputs = {
-                name: [
-                    job.model(data.inputs).softmax(1).tolist(),
-                    data.targets.tolist(),
-                ]
+                name: [job.model(data.inputs).softmax(1).tolist(), data.targets.tolist()]
                 for name, data in sets.items()
             }
         results = evaluate(job), evaluate(job), outputs
@@ -173,9 +170,7 @@ def test_only_rank_0_holds_the_states_of_all_ranks() -> None:
     assert run_ranks(3, gathered_here) == [expected, [], []]
 
 
-def test_a_run_evaluates_by_steps_and_keeps_the_best_by_the_metric_of_a_set(
-    tmp_path: Path,
-) -> None:
+def test_a_run_evaluates_by_steps_and_keeps_the_best_by_the_metric_of_a_set(tmp_path: Path) -> None:
     config = make_config(epochs=2, eval_every_steps=3)
     train_on(2, config, Measured, tmp_path)
     events = list(read_events(tmp_path / "events" / "rank-00000.jsonl"))
@@ -186,18 +181,14 @@ def test_a_run_evaluates_by_steps_and_keeps_the_best_by_the_metric_of_a_set(
     assert sum(map(sum, found[0]["plain/confusion"])) == 29
     assert not [event for event in events if event["kind"] == "warning"]
     saved = {
-        step: catalog.check_sizes(
-            tmp_path / "checkpoints" / catalog.folder_name(step)
-        ).metrics
+        step: catalog.check_sizes(tmp_path / "checkpoints" / catalog.folder_name(step)).metrics
         for step in (5, 10)
     }
     assert saved[10]["plain/f1"] == found[-1]["plain/f1"]
     # a checkpoint has numbers
     assert not any("confusion" in name for name in saved[10])
     (end,) = [event for event in events if event["kind"] == "end"]
-    assert end["best_step"] == max(
-        saved, key=lambda step: (saved[step]["plain/f1"], step)
-    )
+    assert end["best_step"] == max(saved, key=lambda step: (saved[step]["plain/f1"], step))
     lines = (tmp_path / "logs" / "rank-00000.log").read_text()
     assert f"plain/f1 {found[0]['plain/f1']:.4f}" in lines
     assert "shifted/loss" in lines

@@ -17,14 +17,7 @@ from drumline.config.schema import CheckpointConfig, Config, LogConfig, OptimCon
 from drumline.runs.events import read_events
 from drumline.training.loop import Loop
 from drumline.training.steps.eager import TrainStep
-from tests.jobs import (
-    NUM_SAMPLES,
-    Classify,
-    Normalised,
-    make_config,
-    train_here,
-    train_on,
-)
+from tests.jobs import NUM_SAMPLES, Classify, Normalised, make_config, train_here, train_on
 
 ADAM = OptimConfig(name="adamw", lr=0.01)
 
@@ -49,19 +42,14 @@ def test_two_ranks_write_every_sample_once_and_rank_0_the_tensors(
     steps = [lines(tmp_path, rank, "step") for rank in (0, 1)]
     assert [len(step) for step in steps] == [5, 5]
 
-    def samples(
-        traces: list[list[dict[str, Any]]],
-    ) -> dict[tuple[int, int], tuple[int, str]]:
+    def samples(traces: list[list[dict[str, Any]]]) -> dict[tuple[int, int], tuple[int, str]]:
         return {
             (line["step"], position): found
             for trace in traces
             for line in trace
             for batch in line["batches"]
             for position, *found in zip(
-                range(batch["low"], batch["high"]),
-                batch["indices"],
-                batch["samples"],
-                strict=True,
+                range(batch["low"], batch["high"]), batch["indices"], batch["samples"], strict=True
             )
         }
 
@@ -72,12 +60,7 @@ def test_two_ranks_write_every_sample_once_and_rank_0_the_tensors(
         "another world, the same samples"
     )
     names = set(steps[0][0]["tensors"])
-    assert {
-        "0.weight",
-        "1.running_mean",
-        "0.weight/exp_avg_sq",
-        "optimizer.json",
-    } <= names
+    assert {"0.weight", "1.running_mean", "0.weight/exp_avg_sq", "optimizer.json"} <= names
     assert steps[0][0]["tensors"]["0.weight"] != steps[0][1]["tensors"]["0.weight"]
     assert "tensors" not in steps[1][0]
     (start,) = lines(tmp_path, 1, "start")
@@ -89,10 +72,7 @@ def test_two_ranks_write_every_sample_once_and_rank_0_the_tensors(
 
 def test_a_placeholder_is_no_sample(tmp_path: Path) -> None:
     train_on(2, traced(epochs=1, samples=9), Classify, tmp_path)
-    assert [len(lines(tmp_path, rank, "step")[-1]["batches"]) for rank in (0, 1)] == [
-        1,
-        0,
-    ]
+    assert [len(lines(tmp_path, rank, "step")[-1]["batches"]) for rank in (0, 1)] == [1, 0]
 
 
 def test_a_resumed_run_continues_in_the_same_file(tmp_path: Path) -> None:
@@ -122,13 +102,10 @@ def test_buffers_that_no_checkpoint_holds_are_listed_apart(tmp_path: Path) -> No
     assert "scratch" not in line["tensors"]
 
 
-def test_a_full_disk_is_reported(
-    tmp_path: Path, small_disk: Callable[..., Path]
-) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, small_disk: Callable[..., Path]) -> None:
     (small_disk("size=4k", "trace") / "filler").write_bytes(bytes(4096))
     with pytest.raises(
-        TrainingError,
-        match=r"trace/rank-00000\.jsonl could not be written: No space left",
+        TrainingError, match=r"trace/rank-00000\.jsonl could not be written: No space left"
     ) as caught:
         train_here(traced(steps=1), Classify, tmp_path)
     assert "without --log.trace" in str(caught.value)
@@ -136,9 +113,7 @@ def test_a_full_disk_is_reported(
 
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("a file")
-    with pytest.raises(
-        UsageError, match=r"cannot be used: it is a file, not a folder \(trace\)"
-    ):
+    with pytest.raises(UsageError, match=r"cannot be used: it is a file, not a folder \(trace\)"):
         train_here(traced(steps=1), Classify, tmp_path)
 
 

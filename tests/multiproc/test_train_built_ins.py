@@ -54,11 +54,7 @@ def test_every_built_in_task_is_tried() -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_a_built_in_task_trains(tmp_path: Path, name: str) -> None:
     task = name.split()[0]
-    environment = (
-        {"DATASET_DIR": str(fake_cifar10(tmp_path / "data"))}
-        if task == "cifar10"
-        else {}
-    )
+    environment = {"DATASET_DIR": str(fake_cifar10(tmp_path / "data"))} if task == "cifar10" else {}
     flags = read_flags([*SHORT.split(), *SMALL[name].split()])
     config = resolve(
         read_layers(flags, config_file=None, environment=environment),
@@ -68,24 +64,16 @@ def test_a_built_in_task_trains(tmp_path: Path, name: str) -> None:
     assert train_on(2, config, load_task(task), tmp_path / "run").step == 3
     events = list(read_events(tmp_path / "run" / "events" / "rank-00000.jsonl"))
     assert [event["step"] for event in events if event["kind"] == "train"] == [1, 2, 3]
-    shares = [
-        event["data_share"] for event in events if event["kind"] in ("train", "end")
-    ]
+    shares = [event["data_share"] for event in events if event["kind"] in ("train", "end")]
     assert len(shares) == 4
     assert all(0 < share <= 1 for share in shares)
-    assert all(
-        event["tflop_per_s"] > 0
-        for event in events
-        if event["kind"] in ("train", "end")
-    )
+    assert all(event["tflop_per_s"] > 0 for event in events if event["kind"] in ("train", "end"))
     per_sample = config.model.context if "perplexity" in METRICS[name] else 0
     assert (events[-1]["tokens_per_s"] or 0) == pytest.approx(
         per_sample * events[-1]["samples_per_s"]
     )
     assert events[-1]["metrics"].keys() == METRICS[name]
-    assert any((tmp_path / "run").glob("tensorboard/*tfevents*")) == bool(
-        config.log.trackers
-    )
+    assert any((tmp_path / "run").glob("tensorboard/*tfevents*")) == bool(config.log.trackers)
 
 
 def accuracy_of_the_demo(run: Path, *flags: str) -> float:
@@ -93,16 +81,9 @@ def accuracy_of_the_demo(run: Path, *flags: str) -> float:
     quiet = ["--log.display", "none", "--watch.sidecar", "off"]
     layers = read_layers(read_flags([*quiet, *flags]), config_file=None, environment={})
     train_on(
-        2,
-        resolve(layers, PRESETS["digits"].defaults, task="digits"),
-        load_task("digits"),
-        run,
+        2, resolve(layers, PRESETS["digits"].defaults, task="digits"), load_task("digits"), run
     )
-    (end,) = [
-        e
-        for e in read_events(run / "events" / "rank-00000.jsonl")
-        if e["kind"] == "end"
-    ]
+    (end,) = [e for e in read_events(run / "events" / "rank-00000.jsonl") if e["kind"] == "end"]
     return float(end["metrics"]["accuracy"])
 
 

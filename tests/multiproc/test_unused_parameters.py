@@ -60,9 +60,7 @@ class Network(nn.Module):
             is_left_out = number == 1 and not uses_all
             if is_left_out and self.leaves_out == "block":
                 continue
-            hidden = block(
-                hidden, not (is_left_out and self.leaves_out == "blocks.1.spare")
-            )
+            hidden = block(hidden, not (is_left_out and self.leaves_out == "blocks.1.spare"))
         if uses_all or self.leaves_out != "spare":
             hidden = hidden + self.spare(hidden)
         return self.last(hidden)
@@ -127,9 +125,7 @@ def config_in(mode: str, **dist: Any) -> Config:
     return replace(config, dist=dist_config, log=replace(config.log, every_steps=1))
 
 
-def error_of_rank_one(
-    world_size: int, config: Config, task: type[Branching], run: Path
-) -> str:
+def error_of_rank_one(world_size: int, config: Config, task: type[Branching], run: Path) -> str:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(world_size, train_here, config, task, run, timeout_s=60)
     return caught.value.errors[1]
@@ -148,12 +144,9 @@ SOAK = pytest.mark.soak
 def test_no_restart_is_tried() -> None:
     """The same batch would lead to it."""
     assert not can_restart(
-        UnusedParametersError("the loss does not use these parameters: a"),
-        has_checkpoint=True,
+        UnusedParametersError("the loss does not use these parameters: a"), has_checkpoint=True
     )
-    assert can_restart(
-        TrainingError("the loss has a weight in some batches"), has_checkpoint=True
-    )
+    assert can_restart(TrainingError("the loss has a weight in some batches"), has_checkpoint=True)
 
 
 @pytest.mark.parametrize(
@@ -192,32 +185,22 @@ def test_they_are_named_with_accumulation_and_inside_replicas_too(
     config = config_in("ddp", sync="diloco:2", sync_within="node")
     config = replace(config, train=replace(config.train, accumulate=2))
     message = message_of(error_of_rank_one(world_size, config, Branching, tmp_path))
-    assert message.startswith(
-        "the loss does not use these parameters: spare.weight and spare.bias"
-    )
+    assert message.startswith("the loss does not use these parameters: spare.weight and spare.bias")
 
 
 def test_replicas_that_train_alone_may_leave_them_out(tmp_path: Path) -> None:
-    results = run_ranks(
-        2, train_here, config_in("ddp", sync="local:2"), Branching, tmp_path
-    )
+    results = run_ranks(2, train_here, config_in("ddp", sync="local:2"), Branching, tmp_path)
     assert results[0].step == results[1].step > FIRST_UNUSED
 
 
 @pytest.mark.parametrize(
     ("mode", "world_size"),
-    [
-        ("fsdp", 2),
-        pytest.param("zero1", 3, marks=SOAK),
-        pytest.param("hsdp", 4, marks=SOAK),
-    ],
+    [("fsdp", 2), pytest.param("zero1", 3, marks=SOAK), pytest.param("hsdp", 4, marks=SOAK)],
 )
 def test_a_block_that_a_later_step_leaves_out_is_named(
     mode: str, world_size: int, tmp_path: Path
 ) -> None:
-    message = message_of(
-        error_of_rank_one(world_size, config_in(mode), WholeBlock, tmp_path)
-    )
+    message = message_of(error_of_rank_one(world_size, config_in(mode), WholeBlock, tmp_path))
     assert message == (
         "the loss does not call the block blocks.1, which it called in the first step; with --dist.mode "
         f"{mode} ranks gather a block together when they call it\n"
@@ -226,22 +209,16 @@ def test_a_block_that_a_later_step_leaves_out_is_named(
     )
 
 
-def test_a_block_that_one_rank_never_calls_is_named_before_the_first_step(
-    tmp_path: Path,
-) -> None:
+def test_a_block_that_one_rank_never_calls_is_named_before_the_first_step(tmp_path: Path) -> None:
     assert "blocks.1" in find_blocks(Network("block", has_buffers=False))
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(
-            3, train_here, config_in("fsdp"), WholeBlockAtOnce, tmp_path, timeout_s=60
-        )
+        run_ranks(3, train_here, config_in("fsdp"), WholeBlockAtOnce, tmp_path, timeout_s=60)
     for error in caught.value.errors.values():
         assert (
             "UsageError: ranks call different blocks in the same batch, and with --dist.mode fsdp they gather"
             in error
         )
-        assert re.search(
-            r"ranks 0, 2 \(\S+\): blocks\.1; rank 1 \(\S+\): blocks\.2", error
-        ), error
+        assert re.search(r"ranks 0, 2 \(\S+\): blocks\.1; rank 1 \(\S+\): blocks\.2", error), error
         advice = "call the same blocks on every rank (multiply the output by 0 where it is not needed), or use --dist"
         assert f"try: {advice}" in error
 
@@ -249,9 +226,7 @@ def test_a_block_that_one_rank_never_calls_is_named_before_the_first_step(
 @pytest.mark.parametrize(
     "mode", ["ddp", pytest.param("fsdp", marks=SOAK), pytest.param("zero1", marks=SOAK)]
 )
-def test_the_setting_that_the_error_names_lets_the_run_continue(
-    mode: str, tmp_path: Path
-) -> None:
+def test_the_setting_that_the_error_names_lets_the_run_continue(mode: str, tmp_path: Path) -> None:
     results = run_ranks(
         2, train_here, config_in(mode, find_unused_parameters=True), Branching, tmp_path
     )
@@ -259,14 +234,8 @@ def test_the_setting_that_the_error_names_lets_the_run_continue(
 
 
 @pytest.mark.soak
-def test_a_block_that_one_rank_never_calls_trains_as_the_error_says(
-    tmp_path: Path,
-) -> None:
+def test_a_block_that_one_rank_never_calls_trains_as_the_error_says(tmp_path: Path) -> None:
     results = run_ranks(
-        2,
-        train_here,
-        config_in("ddp", find_unused_parameters=True),
-        WholeBlockAtOnce,
-        tmp_path,
+        2, train_here, config_in("ddp", find_unused_parameters=True), WholeBlockAtOnce, tmp_path
     )
     assert results[0].step == results[1].step > FIRST_UNUSED

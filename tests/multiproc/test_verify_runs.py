@@ -21,9 +21,7 @@ from tests.jobs import Classify, make_config, train_here, train_on
 from tests.ranks import RanksFailed, run_ranks
 
 CONFIG = make_config(
-    checkpoint=CheckpointConfig(
-        every_steps=2, every_epochs=0, keep_last=50, keep_best=0
-    )
+    checkpoint=CheckpointConfig(every_steps=2, every_epochs=0, keep_last=50, keep_best=0)
 )
 
 
@@ -31,9 +29,7 @@ def die_at(step: int, when: str, config: Config, run: Path) -> None:
     """Train, and end with -9 just before or after the save of a step, on every rank."""
     save = Saver.save
 
-    def save_and_die(
-        self: Saver, progress: Progress, metrics: Mapping[str, float]
-    ) -> None:
+    def save_and_die(self: Saver, progress: Progress, metrics: Mapping[str, float]) -> None:
         if when == "after" or progress.step < step:
             save(self, progress, metrics)
         else:
@@ -105,9 +101,7 @@ def flip_a_byte(run: Path) -> None:
     file.write_bytes(content)
 
 
-def change_lines(
-    name: str, change: Callable[[list[str]], object]
-) -> Callable[[Path], None]:
+def change_lines(name: str, change: Callable[[list[str]], object]) -> Callable[[Path], None]:
     def damage(run: Path) -> None:
         lines = lines_of(run / name)
         change(lines)
@@ -191,9 +185,7 @@ def test_what_is_damaged_is_named(
         assert message in text
 
 
-def test_an_incomplete_end_of_the_ledger_is_a_note_and_the_run_resumes_from_it(
-    run: Path,
-) -> None:
+def test_an_incomplete_end_of_the_ledger_is_a_note_and_the_run_resumes_from_it(run: Path) -> None:
     with (run / LEDGER).open("a") as file:
         file.write('{"kind":"steps","fir')
     assert [str(note) for note in verify(run).notes] == [
@@ -209,22 +201,14 @@ def test_an_incomplete_end_of_the_ledger_is_a_note_and_the_run_resumes_from_it(
 
 def test_checkpoints_that_are_gone_are_not_called_none_yet(run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "step-00000010")
-    assert (
-        verify(run)
-        .sections[0]
-        .summary.startswith("4 of 4 complete (step 2, 4, 6, 8), ")
-    )
+    assert verify(run).sections[0].summary.startswith("4 of 4 complete (step 2, 4, 6, 8), ")
     assert verify(run).sections[0].summary.endswith("; the newest is missing")
     shutil.rmtree(run / "checkpoints")
     assert verify(run).sections[0].summary == "none is left"
 
 
-def test_a_checkpoint_set_aside_by_a_save_that_was_killed_is_not_missed(
-    run: Path,
-) -> None:
-    (run / "checkpoints/step-00000010").rename(
-        run / "checkpoints/.step-00000010.replaced"
-    )
+def test_a_checkpoint_set_aside_by_a_save_that_was_killed_is_not_missed(run: Path) -> None:
+    (run / "checkpoints/step-00000010").rename(run / "checkpoints/.step-00000010.replaced")
     assert verify(run).problems == []
 
 
@@ -239,11 +223,7 @@ def test_what_else_lies_in_a_checkpoint_is_a_note(run: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        "",
-        '{"number":0,"kind":"note","step":0}\n',
-        '{"number":0,"kind":"error","step":0}\n',
-    ],
+    ["", '{"number":0,"kind":"note","step":0}\n', '{"number":0,"kind":"error","step":0}\n'],
 )
 def test_a_run_that_was_killed_before_it_began_has_no_problems(
     tmp_path: Path, content: str
@@ -268,20 +248,14 @@ def test_what_a_killed_save_leaves_is_a_note(run: Path) -> None:
     (run / "checkpoints" / ".step-00000012.partial").mkdir()
     report = verify(run)
     assert report.problems == []
-    assert "step-00000012.partial: left by a save that did not finish" in str(
-        report.notes[0]
-    )
+    assert "step-00000012.partial: left by a save that did not finish" in str(report.notes[0])
 
 
 def test_a_checkpoint_that_does_not_say_its_position_is_named(run: Path) -> None:
     from drumline.checkpoint import store
 
     store.write(
-        run / "checkpoints",
-        10,
-        tensors={},
-        documents={"progress": {"step": 10}},
-        metrics={},
+        run / "checkpoints", 10, tensors={}, documents={"progress": {"step": 10}}, metrics={}
     )
     store.write(
         run / "checkpoints",

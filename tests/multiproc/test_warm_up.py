@@ -72,10 +72,7 @@ class MeanOfTokens(WeighTokens):
 class Stream(IterableDataset[dict[str, Tensor]]):
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         points = Points()
-        return (
-            {"inputs": points[number][0], "targets": points[number][1]}
-            for number in range(37)
-        )
+        return ({"inputs": points[number][0], "targets": points[number][1]} for number in range(37))
 
 
 class MeanOfAStream(Mean):
@@ -90,12 +87,9 @@ class MeanOfAStream(Mean):
 
 
 @pytest.mark.parametrize("task", [Mean, MeanOfTokens, MeanOfAStream])
-def test_a_mean_is_refused_and_the_remedy_is_named(
-    tmp_path: Path, task: type[Classify]
-) -> None:
+def test_a_mean_is_refused_and_the_remedy_is_named(tmp_path: Path, task: type[Classify]) -> None:
     with pytest.raises(
-        UsageError,
-        match=rf"^{task.__name__}\.loss\(\) returns a mean, but Loss takes a sum: ",
+        UsageError, match=rf"^{task.__name__}\.loss\(\) returns a mean, but Loss takes a sum: "
     ) as caught:
         train_here(make_config(steps=2, dropout=0.5), task, tmp_path)
     assert caught.value.next_step == (
@@ -103,9 +97,7 @@ def test_a_mean_is_refused_and_the_remedy_is_named(
         f"{task.__name__}"
     )
     assert not (tmp_path / "checkpoints" / "step-00000002").exists()
-    assert not (tmp_path / "config.toml").exists(), (
-        "no step was trained with these settings"
-    )
+    assert not (tmp_path / "config.toml").exists(), "no step was trained with these settings"
     assert verify_run(tmp_path, lambda text: None).problems == []
 
 
@@ -121,8 +113,7 @@ def test_a_mean_with_its_count_trains_like_the_sum(tmp_path: Path) -> None:
     for task in (Classify, Converted):
         train_here(make_config(accumulate=2), task, tmp_path / task.__name__)
     ours, theirs = (
-        newest(tmp_path / task.__name__).tensors["model"]
-        for task in (Classify, Converted)
+        newest(tmp_path / task.__name__).tensors["model"] for task in (Classify, Converted)
     )
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name])
@@ -269,8 +260,7 @@ class LeavesOut(Classify):
             return loss
         scores = functional.linear(model[1](model[0](batch[0])), model[3].weight)
         return Loss(
-            functional.cross_entropy(scores, batch[1], reduction="sum"),
-            metrics=loss.metrics,
+            functional.cross_entropy(scores, batch[1], reduction="sum"), metrics=loss.metrics
         )
 
 
@@ -299,9 +289,7 @@ class Reentrant(Classify):
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         inputs = batch[0].clone().requires_grad_()
-        return super().loss(
-            partial(checkpoint, model, use_reentrant=True), (inputs, batch[1])
-        )  # type: ignore[arg-type]
+        return super().loss(partial(checkpoint, model, use_reentrant=True), (inputs, batch[1]))  # type: ignore[arg-type]
 
 
 def notes_of(run: Path) -> list[str]:
@@ -333,8 +321,7 @@ def test_unused_parameters_are_named_before_the_first_step(tmp_path: Path) -> No
     refused, refused_too, by_rank = run_ranks(2, outcomes, tmp_path, *jobs)[0]
     assert refused.startswith(SENTENCE)
     assert (
-        "set --dist.find_unused_parameters, or --dist.static_graph if no batch uses them"
-        in refused
+        "set --dist.find_unused_parameters, or --dist.static_graph if no batch uses them" in refused
     )
     assert refused_too.startswith("the loss does not use these parameters: 3.bias\n")
     assert by_rank.startswith(
@@ -346,13 +333,7 @@ def test_unused_parameters_are_named_before_the_first_step(tmp_path: Path) -> No
 
 def test_parameters_that_may_be_unused_are_not_named(tmp_path: Path) -> None:
     static = [(WithSpare, STATIC), (NotOnRankOne, STATIC)]
-    jobs = [
-        (WithSpare, FINDS),
-        (Frozen, {}),
-        (NotInEachStep, FINDS),
-        (Reentrant, {}),
-        *static,
-    ]
+    jobs = [(WithSpare, FINDS), (Frozen, {}), (NotInEachStep, FINDS), (Reentrant, {}), *static]
     assert run_ranks(2, outcomes, tmp_path, *jobs)[0] == [""] * len(jobs)
 
 
@@ -374,10 +355,7 @@ class Perceptrons(Classify):
     """More linear layers in lists than blocks."""
 
     def model(self) -> nn.Module:
-        blocks = (
-            nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 6))
-            for _ in range(4)
-        )
+        blocks = (nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 6)) for _ in range(4))
         return nn.Sequential(*blocks, nn.Linear(6, 2)).double()
 
 
@@ -385,10 +363,6 @@ def test_recomputation_is_logged(tmp_path: Path) -> None:
     config = make_config(steps=1)
     config = replace(config, model=replace(config.model, activation_checkpointing=True))
     train_here(config, Perceptrons, tmp_path / "blocks")
-    train_here(
-        replace(config, dist=DistConfig(wrap=("Linear",))),
-        Perceptrons,
-        tmp_path / "layers",
-    )
+    train_here(replace(config, dist=DistConfig(wrap=("Linear",))), Perceptrons, tmp_path / "layers")
     assert "recompute: 4 x Sequential" in notes_of(tmp_path / "blocks")
     assert "recompute: 9 x Linear" in notes_of(tmp_path / "layers")

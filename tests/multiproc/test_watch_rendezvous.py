@@ -14,11 +14,7 @@ from typing import Any
 from drumline.base.errors import PreflightError
 from drumline.base.rank_environment import Topology, WatchSettings, topology_from
 from drumline.config.schema import WatchConfig
-from drumline.rank.rendezvous.rank_rendezvous import (
-    Rendezvous,
-    StartOptions,
-    join_rendezvous,
-)
+from drumline.rank.rendezvous.rank_rendezvous import Rendezvous, StartOptions, join_rendezvous
 from drumline.rank.rendezvous.rank_store import open_store
 from drumline.rank.rendezvous.reachability import check_reachability
 from drumline.rank.watched import node_watch
@@ -40,24 +36,16 @@ class Rank:
         assert topology is not None
         self.topology: Topology = topology
         self.rank = topology.rank
-        self.store = open_store(
-            replace(topology, secret="of the launcher"), timeout_s=30
-        )
+        self.store = open_store(replace(topology, secret="of the launcher"), timeout_s=30)
 
     def join(
-        self,
-        name: str,
-        changed: Mapping[str, Any] | None = None,
-        *,
-        folder: Path | None = None,
+        self, name: str, changed: Mapping[str, Any] | None = None, *, folder: Path | None = None
     ) -> Joined | str:
         """As `join_group`, without a group."""
         changes = {name: values[self.rank] for name, values in (changed or {}).items()}
         topology = replace(self.topology, **changes)
         try:
-            with NodeWatch(
-                topology, WatchConfig(), WatchSettings(folder=folder), run=None
-            ) as node:
+            with NodeWatch(topology, WatchConfig(), WatchSettings(folder=folder), run=None) as node:
                 start = StartOptions(timeout_s=30, environment=os.environ, service=node)
                 joined = join_rendezvous(self.store.under(name), topology, start)
                 if len(joined.nodes) > 1:
@@ -156,11 +144,7 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     assert two[0]["secret"] != one[0]["secret"]
     assert two[0]["folder"] == two[1]["folder"] != two[2]["folder"] == two[3]["folder"]
     (peer,) = two[0]["peers"]
-    assert (peer.node, peer.host, (peer.address, peer.port)) == (
-        1,
-        HOST,
-        two[2]["listener"],
-    )
+    assert (peer.node, peer.host, (peer.address, peer.port)) == (1, HOST, two[2]["listener"])
     assert two[3]["peers"][0].port == two[0]["listener"][1]
 
     (secret,) = {facts["two nodes"]["secret"] for facts in four}
@@ -177,9 +161,7 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     assert said.startswith(
         f"the watchdog cannot listen at 192.0.2.1: Cannot assign requested address, on {HOST}"
     )
-    made = {
-        facts[name]["folder"] for facts in four for name in ("one node", "two nodes")
-    }
+    made = {facts[name]["folder"] for facts in four for name in ("one node", "two nodes")}
     assert set(memory.iterdir()) == made, "what came to nothing leaves no folder"
 
 

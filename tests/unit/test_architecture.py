@@ -56,11 +56,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def modules() -> list[Path]:
-    return [
-        path
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if path != PACKAGE / "__init__.py"
-    ]
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 
 def part_of(path: Path) -> str:
@@ -71,21 +67,16 @@ def imported_parts(path: Path) -> set[str]:
     """Every part that a module imports, anywhere in it, function bodies included."""
     parts = set()
     for node in nodes(path):
-        names = (
-            [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        )
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        parts.update(
-            name.split(".")[1] for name in names if name.startswith("drumline.")
-        )
+        parts.update(name.split(".")[1] for name in names if name.startswith("drumline."))
     return parts
 
 
 def reads_environment(path: Path) -> bool:
     return any(
-        isinstance(node, ast.Attribute) and dotted(node) == "os.environ"
-        for node in nodes(path)
+        isinstance(node, ast.Attribute) and dotted(node) == "os.environ" for node in nodes(path)
     )
 
 
@@ -118,8 +109,7 @@ def test_there_are_no_cycles_between_modules() -> None:
         graph[name] = {
             target
             for node in nodes(path)
-            if isinstance(node, ast.ImportFrom)
-            and (node.module or "").startswith("drumline.")
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drumline.")
             for alias in node.names
             for target in [
                 f"{node.module}.{alias.name}"
@@ -157,10 +147,7 @@ def test_some_parts_never_import_torch() -> None:
             isinstance(node, ast.Import)
             and any(alias.name.partition(".")[0] == "torch" for alias in node.names)
         )
-        or (
-            isinstance(node, ast.ImportFrom)
-            and (node.module or "").partition(".")[0] == "torch"
-        )
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch")
     ]
     assert wrong == []
 
@@ -188,9 +175,7 @@ def text_calls_without_encoding(path: Path) -> Iterator[ast.Call]:
         ):
             continue
         name = (
-            call.func.attr
-            if isinstance(call.func, ast.Attribute)
-            else getattr(call.func, "id", "")
+            call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         )
         modes = [
             argument.value
@@ -200,9 +185,7 @@ def text_calls_without_encoding(path: Path) -> Iterator[ast.Call]:
         opens_text = name in ("open", "fdopen") and any(
             set(mode) <= set("rwax+t") for mode in modes
         )
-        runs_text = any(
-            keyword.arg in ("text", "universal_newlines") for keyword in call.keywords
-        )
+        runs_text = any(keyword.arg in ("text", "universal_newlines") for keyword in call.keywords)
         if (
             name in ("read_text", "write_text")
             or opens_text
@@ -213,11 +196,7 @@ def text_calls_without_encoding(path: Path) -> Iterator[ast.Call]:
 
 # What leaves a process past Python's streams: prepared bytes of a handler, and the lines of a
 # screen.
-WRITES_TO_FILE_NUMBERS = {
-    "base/json_output.py",
-    "base/startup.py",
-    "launch/ssh/screen.py",
-}
+WRITES_TO_FILE_NUMBERS = {"base/json_output.py", "base/startup.py", "launch/ssh/screen.py"}
 
 
 def test_one_module_writes_to_the_terminal() -> None:
@@ -246,9 +225,7 @@ def terminal_writes(path: Path) -> Iterator[tuple[ast.expr, str]]:
         )
         of_rich = name.rpartition(".")[2] == "Console"
         is_log = name == "logging.getLogger" and path.name in ("errors.py", "local.py")
-        if not is_log and (
-            name == "print" or is_number or of_stream or of_others or of_rich
-        ):
+        if not is_log and (name == "print" or is_number or of_stream or of_others or of_rich):
             yield node, name
 
 
@@ -282,9 +259,7 @@ def test_the_public_names_are_these() -> None:
         assert getattr(drumline, name) is not None
     assert dir(drumline) == sorted([*drumline.__all__, "__version__"])
     assert drumline.__version__ == version("drumline")
-    with pytest.raises(
-        AttributeError, match="module 'drumline' has no attribute 'Trainer'"
-    ):
+    with pytest.raises(AttributeError, match="module 'drumline' has no attribute 'Trainer'"):
         drumline.Trainer  # noqa: B018
 
 
@@ -389,9 +364,6 @@ def test_modules_that_comments_name_are_there() -> None:
         for path in PACKAGE.rglob("*.py")
         for name in MODULE_PATH.findall(path.read_text(encoding="utf-8"))
         if not name.startswith("path/")  # an example
-        and not any(
-            (folder / name).exists()
-            for folder in (PACKAGE, PACKAGE.parent, *path.parents)
-        )
+        and not any((folder / name).exists() for folder in (PACKAGE, PACKAGE.parent, *path.parents))
     ]
     assert missing == []

@@ -24,9 +24,7 @@ from drumline.base.text import coloured_line, make_console, one_line, paragraph,
         ("größe\t漢字 🥁 a\xa0b\n می‌خواهم", "größe\t漢字 🥁 a\xa0b\n می‌خواهم"),
     ],
 )
-def test_what_a_terminal_would_obey_is_visible_and_letters_stay(
-    text: str, visible: str
-) -> None:
+def test_what_a_terminal_would_obey_is_visible_and_letters_stay(text: str, visible: str) -> None:
     assert shown(text) == visible
     assert shown(visible) == visible, "twice is as once"
     assert one_line(text) == visible.replace("\n", r"\n")
@@ -39,10 +37,7 @@ def test_colours_of_ranks_end_with_their_line() -> None:
 
 
 def test_lines_below_a_line_of_ours_are_indented() -> None:
-    assert (
-        paragraph("a\nb", "c\nd", "", "try: e")
-        == "drumline: a\\nb\n  c\\nd\n\n  try: e\n"
-    )
+    assert paragraph("a\nb", "c\nd", "", "try: e") == "drumline: a\\nb\n  c\\nd\n\n  try: e\n"
 
 
 def test_what_rich_draws_is_harmless_before_it_is_laid_out() -> None:
@@ -56,12 +51,7 @@ def test_a_value_in_an_error_begins_no_line() -> None:
     error = DrumlineError(
         as_list("2 things\nnext: x", ["a\n  - b", "c"]), next_step="do\n  try: evil"
     )
-    assert error.lines() == [
-        r"2 things\nnext: x",
-        r"- a\n  - b",
-        "- c",
-        r"try: do\n  try: evil",
-    ]
+    assert error.lines() == [r"2 things\nnext: x", r"- a\n  - b", "- c", r"try: do\n  try: evil"]
     assert str(error) == "\n  ".join(error.lines())
 
 
@@ -108,9 +98,7 @@ def test_what_a_thread_or_a_task_raises_steers_no_terminal() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert "\x1b" not in ended.stderr
-    lines = [
-        line for line in ended.stderr.splitlines() if line.startswith("drumline: ")
-    ]
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("drumline: ")]
     assert [line.partition("ValueError")[0] for line in lines] == [
         "drumline: error: a thread failed: ",
         "drumline: Task exception was never retrieved",

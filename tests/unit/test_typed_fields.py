@@ -24,9 +24,7 @@ METHODS = {
     "find", "rfind", "index", "count", "replace", "search", "match", "fullmatch", "findall", "finditer",
     "compile", "sub", "subn",
 }  # fmt: skip
-WORDS = re.compile(
-    r"[A-Za-z']{2,}[,:;]? [a-z']{2,}|^[A-Za-z ]{3,}: ?$|^[,.;]? ?[Tt]ry: ?$"
-)
+WORDS = re.compile(r"[A-Za-z']{2,}[,:;]? [a-z']{2,}|^[A-Za-z ]{3,}: ?$|^[,.;]? ?[Tt]ry: ?$")
 MESSAGE = re.compile(
     r"\b(messages?|sentence|what|reason|words|said|told|failure|next_step|stderr|error)\b"
 )
@@ -77,9 +75,7 @@ def test_no_code_matches_the_words_of_a_message() -> None:
     assert ours == [], (
         "give the other side a typed field; a text of another program goes to FOREIGN"
     )
-    assert sorted(FOREIGN.keys() - {text for _, _, text in matches}) == [], (
-        "no longer matched"
-    )
+    assert sorted(FOREIGN.keys() - {text for _, _, text in matches}) == [], "no longer matched"
 
 
 @pytest.mark.parametrize(
@@ -175,8 +171,7 @@ def texts(expression: ast.expr, constants: dict[str, ast.expr]) -> Iterator[str]
         yield expression.value
     elif isinstance(expression, ast.JoinedStr):
         yield "".join(
-            part.value if isinstance(part, ast.Constant) else "0"
-            for part in expression.values
+            part.value if isinstance(part, ast.Constant) else "0" for part in expression.values
         )
     elif isinstance(expression, ast.Tuple | ast.List | ast.Set):
         for element in expression.elts:

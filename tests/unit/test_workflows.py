@@ -20,9 +20,7 @@ def test_every_action_is_pinned_by_its_commit() -> None:
         *ROOT.glob("packages/*/action.yml"),
     ]
     actions = [
-        action
-        for file in files
-        for action in ACTION.findall(file.read_text(encoding="utf-8"))
+        action for file in files for action in ACTION.findall(file.read_text(encoding="utf-8"))
     ]
     assert len(actions) >= 4
     assert [action for action in actions if not PINNED.fullmatch(action)] == []

@@ -8,12 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from drumline.base.errors import (
-    MissingExtraError,
-    PreflightError,
-    UsageError,
-    did_you_mean,
-)
+from drumline.base.errors import MissingExtraError, PreflightError, UsageError, did_you_mean
 from drumline.base.text import without_credentials
 
 # Codes of AWS, by what they mean.
@@ -93,9 +88,7 @@ class Account:
         with self._explained(service) as client:
             return dict(getattr(client, operation)(**arguments))
 
-    def all(
-        self, service: str, operation: str, what: str, **arguments: Any
-    ) -> list[Any]:
+    def all(self, service: str, operation: str, what: str, **arguments: Any) -> list[Any]:
         """The items of all pages of an answer. `what`: which, as JMESPath."""
         import jmespath
 
@@ -129,9 +122,7 @@ class Account:
 
 def filters(values: Mapping[str, str]) -> list[Described]:
     """As EC2 takes them; a value may be several, with commas."""
-    return [
-        {"Name": name, "Values": value.split(",")} for name, value in values.items()
-    ]
+    return [{"Name": name, "Values": value.split(",")} for name, value in values.items()]
 
 
 def _refused(error: Mapping[str, str], right: str) -> AwsError:
@@ -169,9 +160,7 @@ def _not_sent(error: Exception, service: str, region: str) -> AwsError:
         what = f"no usable AWS credentials: {error}"
         step = "run aws configure, or aws sso login"
     elif isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
-        what = (
-            f"{service} in {region} is unreachable: {without_credentials(str(error))}"
-        )
+        what = f"{service} in {region} is unreachable: {without_credentials(str(error))}"
         step = "check the network and a proxy, and run the same command again"
     return AwsError(what, next_step=step)
 
@@ -193,9 +182,7 @@ def connect(region: str | None, profile: str | None) -> Account:
 
     chosen = session.region_name
     if chosen is None:
-        raise UsageError(
-            "no region is set", next_step="give --region, such as --region us-east-1"
-        )
+        raise UsageError("no region is set", next_step="give --region, such as --region us-east-1")
 
     regions = [
         region

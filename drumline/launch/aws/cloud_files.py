@@ -42,8 +42,7 @@ def cloud_file_text(
         command=shlex.join(command),
         requirements=shlex.join(requirements),
         accelerators=accelerators,
-        has_mirror="--checkpoint.mirror"
-        in {word.partition("=")[0] for word in command},
+        has_mirror="--checkpoint.mirror" in {word.partition("=")[0] for word in command},
         has_efa=has_efa,
         secret_name=SECRET_ENV,
         shared=SHARED,

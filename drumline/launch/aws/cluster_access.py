@@ -20,9 +20,7 @@ SESSION_PROGRAMS = ("aws", "session-manager-plugin")
 SESSION_MANUAL = "docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html"
 
 
-def check_way_in(
-    settings: ClusterSettings, hardware: Hardware, *, is_public: bool
-) -> None:
+def check_way_in(settings: ClusterSettings, hardware: Hardware, *, is_public: bool) -> None:
     """`drumline aws launch` must be able to connect by ssh."""
     if settings.key is None:
         raise UsageError(
@@ -113,9 +111,7 @@ def _default_route(account: Account, subnet: Described) -> str | None:
 
 def s3_notes(account: Account, vpc: str) -> Iterator[str]:
     """How the nodes of an existing VPC reach S3."""
-    of_s3 = filters(
-        {"vpc-id": vpc, "service-name": f"com.amazonaws.{account.region}.s3"}
-    )
+    of_s3 = filters({"vpc-id": vpc, "service-name": f"com.amazonaws.{account.region}.s3"})
     with account.optional(f"whether {vpc} has an endpoint for S3"):
         what = "VpcEndpoints[].VpcEndpointId"
         if names := account.all("ec2", "describe_vpc_endpoints", what, Filters=of_s3):

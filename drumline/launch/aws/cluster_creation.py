@@ -41,9 +41,7 @@ def bring_up(account: Account, plan: ClusterPlan, progress: stacks.Progress) -> 
     settings = plan.settings
     cluster = stacks.find_cluster(account, settings)
     if cluster is None:
-        stack = str(
-            account.call("cloudformation", "create_stack", **_request(plan))["StackId"]
-        )
+        stack = str(account.call("cloudformation", "create_stack", **_request(plan))["StackId"])
     elif cluster["StackStatus"] in ("CREATE_IN_PROGRESS", "CREATE_COMPLETE"):
         _check_same(cluster, plan)
         stack = str(cluster["StackId"])
@@ -104,16 +102,12 @@ def _check_same(stack: Described, plan: ClusterPlan) -> None:
     ]
     if changed:
         raise UsageError(
-            as_list(
-                f"the cluster {plan.settings.name} exists with other settings:", changed
-            ),
+            as_list(f"the cluster {plan.settings.name} exists with other settings:", changed),
             next_step=f"give another --name, or remove it first: drumline aws down --name {plan.settings.name}",
         )
 
 
-def _follow(
-    account: Account, stack: str, plan: ClusterPlan, progress: stacks.Progress
-) -> None:
+def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Progress) -> None:
     """Until it is complete. AWS replaces a node that could not be prepared; as many as the cluster has
     are no accident. A refused launch would be retried for ever, so it ends the creation too."""
     settings = plan.settings
@@ -123,9 +117,7 @@ def _follow(
         if status == "CREATE_COMPLETE":
             return
         if status != "CREATE_IN_PROGRESS":
-            what = (
-                f"the cluster could not be created, {_cause_of_failure(account, stack)}"
-            )
+            what = f"the cluster could not be created, {_cause_of_failure(account, stack)}"
             raise CreationError(what, next_step=AGAIN)
 
         ended = {"state-reason-code": ENDED_ITSELF}
@@ -152,18 +144,12 @@ def _follow(
 def _reason_of(account: Account, node: str) -> str:
     """Why the node ended itself, as it wrote on its console."""
     try:
-        console = account.call("ec2", "get_console_output", InstanceId=node).get(
-            "Output", ""
-        )
+        console = account.call("ec2", "get_console_output", InstanceId=node).get("Output", "")
     except AwsError as refused:
         return f"{node}: its console output is unknown: {refused.what}"
 
     reasons = re.findall(rf"drumline: ({node}: .*)", console)
-    return (
-        reasons[-1].strip()
-        if reasons
-        else f"{node}: its console output has no reason (yet)"
-    )
+    return reasons[-1].strip() if reasons else f"{node}: its console output has no reason (yet)"
 
 
 def _refused_launch(account: Account, stack: Described) -> str:
@@ -192,9 +178,7 @@ def _cause_of_failure(account: Account, stack: str) -> str:
     """The first resource that failed, and why."""
     not_cancelled = f"ResourceStatusReason != '{CANCELLED}'"
     what = f"StackEvents[?ends_with(ResourceStatus, '_FAILED') && {not_cancelled}]"
-    newest_first = account.all(
-        "cloudformation", "describe_stack_events", what, StackName=stack
-    )
+    newest_first = account.all("cloudformation", "describe_stack_events", what, StackName=stack)
     if not newest_first:
         return "for an unknown reason"
 

@@ -42,9 +42,7 @@ def nodes_of(account: Account, name: str) -> list[CloudNode]:
             address=instance["PrivateIpAddress"],
             public_address=instance.get("PublicIpAddress"),
         )
-        for instance in instances(
-            account, name, {"instance-state-name": "pending,running"}
-        )
+        for instance in instances(account, name, {"instance-state-name": "pending,running"})
     ]
 
 
@@ -52,9 +50,7 @@ def status_lines(account: Account) -> Iterator[str]:
     """All clusters of the region, the oldest first, and volumes that are left of others."""
     existing = "Stacks[?StackStatus != 'DELETE_COMPLETE']"
     stacks = account.all("cloudformation", "describe_stacks", existing)
-    clusters = sorted(
-        filter(is_cluster, stacks), key=lambda stack: stack["CreationTime"]
-    )
+    clusters = sorted(filter(is_cluster, stacks), key=lambda stack: stack["CreationTime"])
     for stack in clusters:
         parameters = parameters_of(stack)
         name = tags_of(stack)[TAG]

@@ -94,9 +94,7 @@ def make_plan(
         subnet = subnets["Subnets"][0]
 
     # AWS gives no public address to several network cards.
-    is_public = hardware.num_cards == 1 and (
-        not subnet or subnet["MapPublicIpOnLaunch"]
-    )
+    is_public = hardware.num_cards == 1 and (not subnet or subnet["MapPublicIpOnLaunch"])
     check_way_in(settings, hardware, is_public=is_public)
     if subnet:
         check_way_out(account, subnet, is_public=is_public)
@@ -155,9 +153,7 @@ def make_plan(
     )
 
 
-def _named_zone(
-    settings: ClusterSettings, subnet: Described, reservation: Described
-) -> str | None:
+def _named_zone(settings: ClusterSettings, subnet: Described, reservation: Described) -> str | None:
     """That of the subnet, the reservation or the flag; None: any."""
     places = (
         subnet.get("AvailabilityZone"),
@@ -206,9 +202,7 @@ def _notes(
     if reservation:
         until = ""
         if ends := reservation.get("EndDate"):
-            until = (
-                f", until {ends:%Y-%m-%d %H:%M} UTC; AWS may end its instances before"
-            )
+            until = f", until {ends:%Y-%m-%d %H:%M} UTC; AWS may end its instances before"
         yield (
             f"{settings.reservation} has {reservation['AvailableInstanceCount']} of "
             f"{reservation['TotalInstanceCount']} instances free{until}"
@@ -222,18 +216,14 @@ def _notes(
         yield f"launch copies this installation to the nodes: drumline {version('drumline')}"
 
 
-def find_reservation(
-    account: Account, settings: ClusterSettings, *, is_up: bool
-) -> Described:
+def find_reservation(account: Account, settings: ClusterSettings, *, is_up: bool) -> Described:
     """As AWS describes it; empty without --reservation. Raises if the nodes cannot use it. `is_up`:
     they do already."""
     if settings.reservation is None:
         return {}
 
     answer = account.call(
-        "ec2",
-        "describe_capacity_reservations",
-        CapacityReservationIds=[settings.reservation],
+        "ec2", "describe_capacity_reservations", CapacityReservationIds=[settings.reservation]
     )
     reservation = dict(answer["CapacityReservations"][0])
     available = reservation["AvailableInstanceCount"]
@@ -244,9 +234,7 @@ def find_reservation(
         begins = reservation.get("StartDate")
         what = f"is {reservation['State']}{f', from {begins:%Y-%m-%d %H:%M} UTC' if begins else ''}"
     elif available < settings.nodes and not is_up:
-        what = (
-            f"has {plural(available, 'free instance')}, and --nodes is {settings.nodes}"
-        )
+        what = f"has {plural(available, 'free instance')}, and --nodes is {settings.nodes}"
     if what:
         raise UsageError(
             f"--reservation: {settings.reservation} {what}",
@@ -305,10 +293,7 @@ def _parameters(
         "CopiesDrumline": settings.copies_drumline,
         **_volume_parameters(account, settings, subnet.get("AvailabilityZone")),
     }
-    return {
-        name: "" if value is None else flag_text(value)
-        for name, value in values.items()
-    }
+    return {name: "" if value is None else flag_text(value) for name, value in values.items()}
 
 
 def _volume_parameters(
@@ -383,6 +368,4 @@ def _costs(
         yield prices.fixed_cost(f"{nodes} x public address", address_price, nodes)
     elif not settings.subnet:
         what = "NAT gateway until `down`, without what passes through it"
-        yield prices.fixed_cost(
-            what, prices.listed_price(account, "nat"), ends_with_nodes=False
-        )
+        yield prices.fixed_cost(what, prices.listed_price(account, "nat"), ends_with_nodes=False)

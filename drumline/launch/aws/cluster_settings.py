@@ -31,17 +31,13 @@ STACK_PREFIX = "drumline-"
 WIDEST_PREFIX = 8
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 # Of AWS: user tags cannot begin with `aws:`, and one resource has at most 50 of them.
-USER_TAG = re.compile(
-    r"(?!(?i:aws|drumline):|Name=)[\w .:/=+@-]{1,128}?=[\w .:/=+@-]{0,256}"
-)
+USER_TAG = re.compile(r"(?!(?i:aws|drumline):|Name=)[\w .:/=+@-]{1,128}?=[\w .:/=+@-]{0,256}")
 MOST_TAGS = 40
 
 
 def _flag(group: str, default: Any, takes: str, help_text: str) -> Any:
     """A field with this default that is a flag too, in this group of the help."""
-    return field(
-        default=default, metadata={"group": group, "texts": (takes, help_text)}
-    )
+    return field(default=default, metadata={"group": group, "texts": (takes, help_text)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +112,7 @@ class ClusterSettings:
         "AMI",
         "The image, with apt [AWS's base Deep Learning AMI for GPUs, otherwise Ubuntu 24.04].",
     )
-    disk: Count = _flag(
-        "cluster", 150, "GIB", "The encrypted disk of each instance [150]."
-    )
+    disk: Count = _flag("cluster", 150, "GIB", "The encrypted disk of each instance [150].")
     install: str = _flag(
         "cluster",
         THIS_INSTALLATION,
@@ -131,9 +125,7 @@ class ClusterSettings:
         "KEY=VALUE",
         "A tag for everything that is made, as for cost allocation; may be repeated.",
     )
-    key: str | None = _flag(
-        "reach", None, "NAME", "The EC2 key pair for ssh; launch needs one."
-    )
+    key: str | None = _flag("reach", None, "NAME", "The EC2 key pair for ssh; launch needs one.")
     ssh_from: str | None = _flag(
         "reach",
         None,
@@ -269,9 +261,7 @@ def account_and_settings(
 def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
     """The section [aws] of a TOML file."""
     try:
-        document = parse_toml(
-            read_regular(path, most=TEXT_BYTES, follow_links=True).decode()
-        )
+        document = parse_toml(read_regular(path, most=TEXT_BYTES, follow_links=True).decode())
     except (OSError, ValueError) as error:
         problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
         return {}

@@ -46,11 +46,7 @@ def is_busy() -> bool:
         errors="replace",
         check=False,
     )
-    return any(
-        float(line) >= BUSY_GPU_PERCENT
-        for line in done.stdout.split()
-        if line.isdigit()
-    )
+    return any(float(line) >= BUSY_GPU_PERCENT for line in done.stdout.split() if line.isdigit())
 
 
 def end_instance(instance: str, region: str) -> None:

@@ -40,9 +40,7 @@ def node_requirements(install: str) -> list[str]:
         return packages
 
     names = {name_of(word) for word in packages}
-    return [
-        word for word in third_party_requirements() if name_of(word) not in names
-    ] + packages
+    return [word for word in third_party_requirements() if name_of(word) not in names] + packages
 
 
 def other_packages(install: str) -> list[str]:
@@ -67,9 +65,7 @@ def name_of(word: str) -> str:
 def _project_name(folder: Path) -> str:
     """What the pyproject.toml of a folder calls it; empty: there is none."""
     try:
-        document = parse_toml(
-            read_regular(folder / "pyproject.toml", most=TEXT_BYTES).decode()
-        )
+        document = parse_toml(read_regular(folder / "pyproject.toml", most=TEXT_BYTES).decode())
     except (OSError, ValueError):
         return ""
     return str(document.get("project", {}).get("name", ""))
@@ -80,9 +76,7 @@ def wrong_install(install: str, *, copies_folder: bool) -> Iterator[str]:
     words = install.split()
     packages = other_packages(install)
     local = [word for word in packages if LOCAL.fullmatch(word)]
-    unpinned = [
-        word for word in packages if word not in local and not PINNED.fullmatch(word)
-    ]
+    unpinned = [word for word in packages if word not in local and not PINNED.fullmatch(word)]
     if any(map(CREDENTIALS.search, words)):
         yield "--install: an address has a user, a password or options, which every node would show; give one without"
     elif not words or not all(map(REQUIREMENT.fullmatch, words)):

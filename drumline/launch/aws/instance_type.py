@@ -22,7 +22,9 @@ _QUOTAS = {
     (r"p[2-4]", "spot"): "L-7212CCBC",
     (r"p5", "spot"): "L-C4BD4855",
 }
-_DLAMI = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+_DLAMI = (
+    "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+)
 _HARDWARE = """InstanceTypes[].{
     arch: contains(ProcessorInfo.SupportedArchitectures, 'arm64') && 'arm64' || 'x86_64',
     num_vcpus: VCpuInfo.DefaultVCpus,
@@ -145,9 +147,7 @@ def check_disk(settings: ClusterSettings, image: Described) -> str:
     return f"the image needs {size} GiB of {settings.disk}"
 
 
-def zones_that_offer(
-    account: Account, instance_type: str, named_zone: str | None
-) -> list[str]:
+def zones_that_offer(account: Account, instance_type: str, named_zone: str | None) -> list[str]:
     """The named zone, if it offers the type; otherwise all that do."""
     offered = account.all(
         "ec2",

@@ -38,9 +38,7 @@ _PRODUCTS = {
             "marketoption": "OnDemand",
         },
     ),
-    "disk": _Product(
-        "AmazonEC2", "GB-Mo", {"productFamily": "Storage", "volumeApiName": "gp3"}
-    ),
+    "disk": _Product("AmazonEC2", "GB-Mo", {"productFamily": "Storage", "volumeApiName": "gp3"}),
     "address": _Product("AmazonVPC", "Hrs", {"group": "VPCPublicIPv4Address"}),
     "nat": _Product("AmazonEC2", "Hrs", {"productFamily": "NAT Gateway"}),
     "volume": _Product("AmazonEFS", "GB-Mo", {"storageClass": "General Purpose"}),
@@ -84,8 +82,7 @@ def listed_price(account: Account, name: str, **attributes: str) -> float:
     product = _PRODUCTS[name]
     criteria = {**product.attributes, **attributes, "regionCode": account.region}
     matches = [
-        {"Type": "TERM_MATCH", "Field": field, "Value": value}
-        for field, value in criteria.items()
+        {"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in criteria.items()
     ]
     entries: list[str] = []
     with account.optional("listed prices"):

@@ -23,15 +23,9 @@ Progress = Callable[[str], None]
 def find_stack(account: Account, stack: str) -> Described | None:
     """By its name, or by its id after it was deleted."""
     try:
-        return dict(
-            account.call("cloudformation", "describe_stacks", StackName=stack)[
-                "Stacks"
-            ][0]
-        )
+        return dict(account.call("cloudformation", "describe_stacks", StackName=stack)["Stacks"][0])
     except AwsError as refused:
-        if (
-            refused.code == "ValidationError"
-        ):  # AWS's code for a stack that does not exist
+        if refused.code == "ValidationError":  # AWS's code for a stack that does not exist
             return None
         raise
 
@@ -81,14 +75,10 @@ def parameters_of(stack: Described) -> dict[str, str]:
     }
 
 
-def instances(
-    account: Account, name: str, values: Mapping[str, str]
-) -> list[Described]:
+def instances(account: Account, name: str, values: Mapping[str, str]) -> list[Described]:
     """Those of this cluster with these values, the oldest first."""
     tagged = filters({f"tag:{TAG}": name, **values})
-    items = account.all(
-        "ec2", "describe_instances", "Reservations[].Instances[]", Filters=tagged
-    )
+    items = account.all("ec2", "describe_instances", "Reservations[].Instances[]", Filters=tagged)
     return sorted(items, key=lambda item: (item["LaunchTime"], item["InstanceId"]))
 
 
@@ -114,9 +104,7 @@ def polls(account: Account, stack: str, progress: Progress) -> Iterator[Describe
     step = ""
     while True:
         yield find_stack(account, stack) or {"StackStatus": "DELETE_COMPLETE"}
-        answer = account.call(
-            "cloudformation", "describe_stack_events", StackName=stack
-        )
+        answer = account.call("cloudformation", "describe_stack_events", StackName=stack)
         event = "waiting for AWS"
         for newest in answer["StackEvents"][:1]:
             event = f"{newest['LogicalResourceId']}: {newest['ResourceStatus']}"

@@ -20,10 +20,7 @@ _LAST_CHECKS = 12
 
 # By kind: how EC2 lists those with a tag, and where an answer has the id and the state.
 _BILLED_KINDS = {
-    "instance": (
-        "describe_instances",
-        "Reservations[].Instances[].[InstanceId, State.Name]",
-    ),
+    "instance": ("describe_instances", "Reservations[].Instances[].[InstanceId, State.Name]"),
     "disk": ("describe_volumes", "Volumes[].[VolumeId, State]"),
     "address": ("describe_addresses", "Addresses[].[AllocationId, '']"),
     "NAT gateway": ("describe_nat_gateways", "NatGateways[].[NatGatewayId, State]"),
@@ -58,9 +55,7 @@ def take_down(
     return kept_volumes(account, settings.name)
 
 
-def made_by_others(
-    account: Account, settings: ClusterSettings, *, delete_data: bool
-) -> list[str]:
+def made_by_others(account: Account, settings: ClusterSettings, *, delete_data: bool) -> list[str]:
     """What `down` would remove and another identity made, with who and when."""
     stack = stacks.find_cluster(account, settings)
     removed = {} if stack is None else {f"the cluster {settings.name}": stack}

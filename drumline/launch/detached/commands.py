@@ -72,9 +72,7 @@ class Question(HostsJob):
 
     def about(self, request: Mapping[str, Any], hosts: Sequence[Host]) -> Question:
         """Another request to these hosts, some of which have answered one."""
-        return replace(
-            self, request=request, hosts=hosts, nodes=[NodePlan()] * len(hosts)
-        )
+        return replace(self, request=request, hosts=hosts, nodes=[NodePlan()] * len(hosts))
 
 
 class Conversation(Controller):
@@ -92,9 +90,7 @@ class Conversation(Controller):
                     record = from_json(JobRecord, frame)
                     self.records.setdefault(remote.host, []).append(record)
             case "refused":
-                what, next_step = (*(frame["problems"] or [OTHER_VERSION])[0], "", "")[
-                    :2
-                ]
+                what, next_step = (*(frame["problems"] or [OTHER_VERSION])[0], "", "")[:2]
                 error = PreflightError(f"{remote.name}: {what}", next_step=next_step)
                 self.errors[remote.host] = error
             case "notice":
@@ -121,9 +117,7 @@ def launch_detached(job: HostsJob, program_name: str, follow: Sequence[str]) -> 
     return with_screen(lambda screen: _launch(detached, screen, follow))
 
 
-def follow_command(
-    follow: Sequence[str], verb: str, job: str, hosts: Sequence[Host]
-) -> str:
+def follow_command(follow: Sequence[str], verb: str, job: str, hosts: Sequence[Host]) -> str:
     """The command that shows or stops a job. `follow`: its words, of which `{verb}`, `{job}` and
     `{hosts}` are replaced."""
     words = {"{verb}": verb, "{job}": job, "{hosts}": ",".join(map(str, hosts))}
@@ -256,19 +250,11 @@ def attach_to_job(question: Question, name: str) -> int:
     return with_screen(attach)
 
 
-async def _hosts_of(
-    question: Question, name: str, screen: Screen
-) -> tuple[list[Host], JobRecord]:
+async def _hosts_of(question: Question, name: str, screen: Screen) -> tuple[list[Host], JobRecord]:
     """All hosts of the job, in the order of its nodes: as the user names them, or else as the launch
     did."""
-    answers = await _ask(
-        question.about({"action": "list", "name": name}, question.hosts), screen
-    )
-    records = [
-        (host, record)
-        for host, of_host in answers.records.items()
-        for record in of_host
-    ]
+    answers = await _ask(question.about({"action": "list", "name": name}, question.hosts), screen)
+    records = [(host, record) for host, of_host in answers.records.items() for record in of_host]
     if records and records[0][1].hosts:
         _, record = records[0]
         named = {peer.node.node_rank: host for host, peer in records}

@@ -92,9 +92,7 @@ def _launch(request: Message, link: ControllerLink) -> None:
         return
 
     node = from_json(NodePlan, start["node"])
-    folder = JobFolder(
-        jobs_folder(os.environ) / request["name"] / f"node-{node.node_rank}"
-    )
+    folder = JobFolder(jobs_folder(os.environ) / request["name"] / f"node-{node.node_rank}")
     spec = JobSpec(
         name=request["name"],
         machine=socket.gethostname(),
@@ -133,9 +131,7 @@ def _wait_for_keeper(folder: JobFolder, link: ControllerLink) -> None:
     """As long as it loads: its Python may be on a slow disk."""
     until = time.monotonic() + START_S
     keepers: list[int] = []
-    while (
-        link.is_alive and not folder.has_keeper() and folder.state().state == STARTING
-    ):
+    while link.is_alive and not folder.has_keeper() and folder.state().state == STARTING:
         # A process that becomes another program has no command for a moment.
         keepers = keepers or units.keepers(folder)
         have_ended = all(state_of(keeper) in EXITED for keeper in keepers)
@@ -148,11 +144,7 @@ def _not_started(folder: JobFolder) -> DrumlineError:
     units.remove(folder, stops=True)
     reason = "no reason is known"
     with suppress(OSError, IndexError):
-        reason = (
-            folder.log.read_text(errors="replace", encoding="utf-8")
-            .strip()
-            .splitlines()[-1]
-        )
+        reason = folder.log.read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1]
     return DrumlineError(
         f"the job's keeper did not start: {reason}",
         next_step=f"read {folder.log}, and `journalctl --user --unit {folder.unit}`",
@@ -184,10 +176,7 @@ def _record(folder: JobFolder) -> JobRecord:
     spec = folder.spec()
     state = folder.state()
     if state.state not in (ENDED, DAMAGED) and not folder.has_keeper():
-        reasons = [
-            f"the job does not run on {spec.machine}: its keeper was ended",
-            state.why,
-        ]
+        reasons = [f"the job does not run on {spec.machine}: its keeper was ended", state.why]
         state = replace(state, state=DOWN, why="; ".join(filter(None, reasons)))
     return JobRecord(
         name=spec.name,
@@ -266,9 +255,7 @@ def _follow(request: Message, link: ControllerLink) -> None:
                 )
             # a full disk had no space for the last frame
             if state == ENDED == state_before:
-                link.out.send(
-                    "ended", code=record.code, last_lines=[], end_reason=record.why
-                )
+                link.out.send("ended", code=record.code, last_lines=[], end_reason=record.why)
                 return
 
 

@@ -189,9 +189,7 @@ class JobFolder:
         check_own_folder(self.path)
         mode = self.path.stat().st_mode
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError(
-                0, f"others can write to it (mode {stat.S_IMODE(mode):o})"
-            )
+            raise PermissionError(0, f"others can write to it (mode {stat.S_IMODE(mode):o})")
 
     def spec(self) -> JobSpec:
         """Raises OSError or ValueError if it is not there, not ours, or damaged."""
@@ -203,9 +201,7 @@ class JobFolder:
         try:
             return from_json(JobState, parse_json(read_regular(self._state)))
         except (FileNotFoundError, ValueError) as error:
-            what = (
-                f"{self._state} is damaged: {error}; stop the job, and launch it again"
-            )
+            what = f"{self._state} is damaged: {error}; stop the job, and launch it again"
             return JobState(state=DAMAGED, why=what)
 
     def ended_at(self) -> float | None:
@@ -286,9 +282,7 @@ def machine_id() -> str:
 
 def device_addresses() -> tuple[str, ...]:
     """Of this machine's network devices, but for virtual ones."""
-    files = sorted(
-        path.with_name("address") for path in NETWORK_DEVICES.glob("*/device")
-    )
+    files = sorted(path.with_name("address") for path in NETWORK_DEVICES.glob("*/device"))
     addresses = []
     for file in files:
         with suppress(OSError):
@@ -303,9 +297,7 @@ def is_of_this_machine(spec: JobSpec) -> bool:
         return has_same_name
     if spec.machine_id != this_id:
         return False
-    return has_same_name or not set(spec.device_addresses).isdisjoint(
-        device_addresses()
-    )
+    return has_same_name or not set(spec.device_addresses).isdisjoint(device_addresses())
 
 
 def folders_of(

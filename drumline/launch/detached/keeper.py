@@ -84,9 +84,7 @@ class Attempt:
     @property
     def was_preempted(self) -> bool:
         """As of `Remote`: an agent may be ended while it exits."""
-        return self.code == ExitCode.PREEMPTED or set(self.rank_codes) == {
-            ExitCode.PREEMPTED
-        }
+        return self.code == ExitCode.PREEMPTED or set(self.rank_codes) == {ExitCode.PREEMPTED}
 
     # Orders for the supervisor
 
@@ -127,8 +125,7 @@ class Attempt:
                 return
             case "progress":
                 self.keeper.update(
-                    reached_step=content["reached_step"],
-                    counted_step=content["counted_step"],
+                    reached_step=content["reached_step"], counted_step=content["counted_step"]
                 )
                 return
             case "ended":
@@ -211,9 +208,7 @@ class Keeper:
     def end(self, code: int, why: str = "", **frame: Any) -> None:
         """The job has ended on this node."""
         self.update(state=ENDED, code=code, why=why)
-        self.folder.note(
-            "ended", **{"last_lines": [], "end_reason": why, **frame, "code": code}
-        )
+        self.folder.note("ended", **{"last_lines": [], "end_reason": why, **frame, "code": code})
         with suppress(OSError):
             self.folder.forget_secrets()
         if self.unrecorded:
@@ -241,9 +236,7 @@ class Keeper:
         file_name = f"node-{self.spec.node.node_rank}.jsonl"
         path = Path(self.spec.cwd, self.spec.frame["logs"], file_name)
         with suppress(OSError), open_log(path) as log:
-            log.writelines(
-                f"{line}\n" for line in as_objects(lines, fields, is_authority=True)
-            )
+            log.writelines(f"{line}\n" for line in as_objects(lines, fields, is_authority=True))
 
     # An attempt
 
@@ -299,9 +292,7 @@ class Keeper:
             "environment": {**self.spec.frame["environment"], **restarted},
             "node": asdict(node),
         }
-        self.update(
-            state=RUNNING, why="", attempt=job, counted_step=self.state.reached_step
-        )
+        self.update(state=RUNNING, why="", attempt=job, counted_step=self.state.reached_step)
         attempt = Attempt(self)
         supervisor = Supervisor(frame, attempt)
         attempt.agent = supervisor.agent.process.pid
@@ -357,9 +348,7 @@ class Keeper:
             return ""
 
         self.update(restarts_left=left - 1)
-        return (
-            f"{what}; restarting (restart {max_restarts - left + 1} of {max_restarts})"
-        )
+        return f"{what}; restarting (restart {max_restarts - left + 1} of {max_restarts})"
 
     def _await_space(self, folder: str) -> str:
         """Until the disk has space again."""

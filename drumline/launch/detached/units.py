@@ -43,24 +43,14 @@ ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "%": "%%", "$": 
 STOP_S = 15.0
 TOOL_S = 20.0
 # Variables of the ssh session that started the job, which do not outlive it.
-OF_SESSION = re.compile(
-    r"SSH_.*|XDG_(SESSION|RUNTIME|SEAT|VTNR).*|DBUS_.*|_|SHLVL|TERM|MAIL"
-)
+OF_SESSION = re.compile(r"SSH_.*|XDG_(SESSION|RUNTIME|SEAT|VTNR).*|DBUS_.*|_|SHLVL|TERM|MAIL")
 OWN_GROUP = Path("/proc/self/cgroup")
-LOGIND = (
-    "org.freedesktop.login1",
-    "/org/freedesktop/login1",
-    "org.freedesktop.login1.Manager",
-)
+LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
 
 
 def lasting_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Those with which a keeper runs, however it is started."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if not OF_SESSION.fullmatch(name)
-    }
+    return {name: value for name, value in environment.items() if not OF_SESSION.fullmatch(name)}
 
 
 def start_keeper(folder: JobFolder, *, grace_s: float) -> str:
@@ -73,9 +63,7 @@ def start_keeper(folder: JobFolder, *, grace_s: float) -> str:
     if shutil.which("systemctl") is None:
         reason = "it has no systemd; launch the job again after a reboot"
     elif not (LINGERING / _user()).exists():
-        reason = (
-            f"without a login no user manager of systemd runs there; {later}{linger}"
-        )
+        reason = f"without a login no user manager of systemd runs there; {later}{linger}"
     elif not _systemctl("show-environment"):
         check = f"check the service user@{os.geteuid()} there"
         reason = f"`systemctl --user` does not answer there; {later}{check}"
@@ -90,9 +78,7 @@ def start_keeper(folder: JobFolder, *, grace_s: float) -> str:
         )
     with open_append(folder.log) as log:
         command = ["setsid", "--fork", *words]
-        subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
-        )
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
     return f"after a reboot of {os.uname().nodename} the job does not start again: {reason}"
 
 
@@ -130,10 +116,7 @@ def _start_unit(folder: JobFolder, words: Sequence[str], grace_s: float) -> None
     make_own_folder(unit.parent, follow_links=True)
     text = UNIT.format(unit=folder.unit, words=quoted(words), stop_s=grace_s + STOP_S)
     replace_text(unit, text)
-    if not (
-        _systemctl("daemon-reload")
-        and _systemctl("enable", "--quiet", "--now", unit.name)
-    ):
+    if not (_systemctl("daemon-reload") and _systemctl("enable", "--quiet", "--now", unit.name)):
         remove(folder, stops=True)
         raise DrumlineError(
             f"systemctl --user could not start {unit.name}",

@@ -39,11 +39,7 @@ from drumline.base.rank_environment import FailureRecord
 from drumline.base.startup import process_start
 from drumline.base.text import how_it_ended, named_ranks, print_message
 from drumline.launch.node.node_rendezvous import AgentRendezvous
-from drumline.launch.node.open_rendezvous import (
-    OwnRendezvous,
-    address_of,
-    open_rendezvous,
-)
+from drumline.launch.node.open_rendezvous import OwnRendezvous, address_of, open_rendezvous
 from drumline.launch.node.rank_exchange import RankFiles, RankSignals
 from drumline.launch.node.rank_logs import failure_time
 from drumline.launch.node_plan import NodePlan, Program, Supervision
@@ -101,9 +97,7 @@ class NodeAgent(LocalElasticAgent):
 
         handler: Any = spec.rdzv_handler
         self.rendezvous: AgentRendezvous = handler
-        self._remaining_restarts = max(
-            0, spec.max_restarts - self.rendezvous.restarts_used
-        )
+        self._remaining_restarts = max(0, spec.max_restarts - self.rendezvous.restarts_used)
         self.is_task = is_task
         self.supervision = supervision
         self.watch = watch
@@ -176,9 +170,7 @@ class NodeAgent(LocalElasticAgent):
         if self.supervision.standby:
             self.supervision.standby.fill(at_once=True)
 
-        print_message(
-            f"restarting the ranks ({self._why_restarted()}); {self._how_restarted()}"
-        )
+        print_message(f"restarting the ranks ({self._why_restarted()}); {self._how_restarted()}")
         # torchrun's own count excludes a restart that another node caused.
         os.environ[rank_environment.RESTARTED] = "1"
         super()._restart_workers(worker_group)
@@ -196,10 +188,7 @@ class NodeAgent(LocalElasticAgent):
         if self._failed_first:
             self.watch.note_ending(TORCH_GRACE_S)
         result: RunResult = super()._monitor_workers(worker_group)
-        if (
-            result.state is WorkerState.SUCCEEDED
-            and self.rendezvous.are_others_running()
-        ):
+        if result.state is WorkerState.SUCCEEDED and self.rendezvous.are_others_running():
             return HEALTHY  # torch asks again, and checks whether another node waits
         if result.is_failed() and self._have_stopped_for_node(result):
             self._failed = False
@@ -227,9 +216,7 @@ class NodeAgent(LocalElasticAgent):
         grace_s = 0.0
         if death_sig != signal.SIGKILL:
             grace_s = float(kwargs.get("timeout", TORCH_GRACE_S))
-        running = [
-            local_rank for local_rank, code in self.exit_codes().items() if code is None
-        ]
+        running = [local_rank for local_rank, code in self.exit_codes().items() if code is None]
         if running:
             why = "" if self._failed else self.rendezvous.restart_reason
             self.watch.note_ending(grace_s, why=why)
@@ -301,9 +288,7 @@ class NodeAgent(LocalElasticAgent):
                 script_watch = json.dumps(asdict(self.supervision.script_watch))
                 variables[rank_environment.SCRIPT_WATCH] = script_watch
             if self.rendezvous.sidecars:
-                variables[rank_environment.WATCH_NODES] = ",".join(
-                    self.rendezvous.sidecars
-                )
+                variables[rank_environment.WATCH_NODES] = ",".join(self.rendezvous.sidecars)
 
         return variables
 
@@ -358,9 +343,7 @@ class NodeAgent(LocalElasticAgent):
             if code is not None:
                 self.watch.note_exit(rank, code)
             if code:
-                failed_ranks.append(
-                    FailedRank(failure_time(self.files.stderr(rank)), rank, code)
-                )
+                failed_ranks.append(FailedRank(failure_time(self.files.stderr(rank)), rank, code))
 
         if failed_ranks:
             self._note_failures(failed_ranks)
@@ -374,9 +357,7 @@ class NodeAgent(LocalElasticAgent):
         self._limit_restarts(records.values())
 
         followers = {rank for rank, record in records.items() if record.rank != rank}
-        in_order = sorted(
-            failed_ranks, key=lambda failed: (failed.rank in followers, *failed)
-        )
+        in_order = sorted(failed_ranks, key=lambda failed: (failed.rank in followers, *failed))
         self._failed_first = [failed.rank for failed in in_order]
 
         is_watched = self.watch.has_sidecar()
@@ -423,18 +404,14 @@ class NodeAgent(LocalElasticAgent):
             self._remaining_restarts = 0
 
         if self._failed_first:
-            result.failures = {
-                rank: result.failures[rank] for rank in self._failed_first
-            }
+            result.failures = {rank: result.failures[rank] for rank in self._failed_first}
         self._limit_restarts(self.files.failures(result.failures).values())
         rank, failure = first_failure(result, None)
         if not self._failed_first:  # it exited between two checks
             self.watch.note_exit(rank, failure.exitcode)
 
         # Ranks were preempted, or have reported an error that a restart cannot fix.
-        is_explained = preempt_signal or (
-            self.is_task and exit_codes_of(result) <= ENDING_CODES
-        )
+        is_explained = preempt_signal or (self.is_task and exit_codes_of(result) <= ENDING_CODES)
         deadline = noted_at if is_explained else noted_at + DIAGNOSIS_S
         self.apply(self.watch.diagnosis(deadline), failure.exitcode)
 
@@ -451,11 +428,7 @@ class NodeAgent(LocalElasticAgent):
 
         is_last = self._remaining_restarts == 0
         self.supervision.report("diagnosis", **asdict(diagnosis), is_last=is_last)
-        if (
-            not is_last
-            and not diagnosis.was_printed
-            and self.supervision.folder is None
-        ):
+        if not is_last and not diagnosis.was_printed and self.supervision.folder is None:
             print_message(diagnosis.sentence)
 
     def were_preempted(self, result: RunResult) -> bool:
@@ -475,9 +448,7 @@ class NodeAgent(LocalElasticAgent):
         """After a run: raise Preempted if that is why it ended. `number`: the signal, if one
         came."""
         workers = self._worker_group.workers
-        is_save_reported = any(
-            self.files.reports_save(worker.global_rank) for worker in workers
-        )
+        is_save_reported = any(self.files.reports_save(worker.global_rank) for worker in workers)
         self.signals.raise_if_ranks_stopped(number, is_save_reported=is_save_reported)
 
     # The processes of ranks
@@ -489,10 +460,7 @@ class NodeAgent(LocalElasticAgent):
 
     def exit_codes(self) -> dict[int, int | None]:
         """By local rank; None: it runs."""
-        return {
-            local_rank: process.poll()
-            for local_rank, process in self._processes().items()
-        }
+        return {local_rank: process.poll() for local_rank, process in self._processes().items()}
 
 
 def exit_codes_of(result: RunResult) -> set[int]:
@@ -521,9 +489,7 @@ def run_agent(
     process must exit."""
     rendezvous = open_rendezvous(node, supervision.secret, continues=program.continues)
     # For files of failures. The guard removes it with the watch folder, also if this process is killed.
-    with tempfile.TemporaryDirectory(
-        prefix="drumline-agent-", dir=watch.root
-    ) as scratch:
+    with tempfile.TemporaryDirectory(prefix="drumline-agent-", dir=watch.root) as scratch:
         agent = NodeAgent(
             spec=_worker_spec(node, num_procs, program, rendezvous),
             is_task=program.is_task,
@@ -568,9 +534,7 @@ def _worker_spec(
     # torch's knowledge of this machine: which cores are near which GPU. Without files of its own:
     # it would leave a folder in the temporary directory.
     no_files = DefaultLogsSpecs(log_dir=os.devnull)
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=num_procs, logs_specs=no_files
-    )
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs, logs_specs=no_files)
     return WorkerSpec(
         role=config.role,
         local_world_size=num_procs,

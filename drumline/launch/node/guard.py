@@ -67,9 +67,7 @@ def main(job: str, grace_s: str, folder: str) -> None:
 
     if sys.stdin.buffer.read() != SUCCEEDED:  # it failed, or the launcher died
         # The launcher itself may have the name, and waits for us if it still runs.
-        Termination(
-            lambda: {*job_processes(job)} - {os.getppid()}, float(grace_s)
-        ).wait()
+        Termination(lambda: {*job_processes(job)} - {os.getppid()}, float(grace_s)).wait()
 
     if folder:
         import shutil  # not before: a guard starts beside every job

@@ -24,14 +24,10 @@ from drumline.watch.watch_folder import SidecarDiagnosis, WatchFolder, claim_rep
 
 # A variable of torch's agent: the signals that end it and its ranks.
 HANDLED_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-HANG_ENDED = (
-    "the job was stopped; rerun the same command to resume from the newest checkpoint"
-)
+HANG_ENDED = "the job was stopped; rerun the same command to resume from the newest checkpoint"
 STOPPED = "interrupted; all ranks were stopped"
 STOPPED_BETWEEN = "stopped while no rank was running; rerun the same command to resume"
-INTERRUPTED_BETWEEN = (
-    "interrupted while no rank was running; rerun the same command to resume"
-)
+INTERRUPTED_BETWEEN = "interrupted while no rank was running; rerun the same command to resume"
 STOPPED_EARLY = "stopped before the first step; rerun the same command to resume"
 
 
@@ -67,9 +63,7 @@ def exit_between_starts() -> None:
     _exit_on_signals(STOPPED_BETWEEN, INTERRUPTED_BETWEEN, is_task=True)
 
 
-def _exit_on_signals(
-    when_preempted: str, when_interrupted: str, *, is_task: bool
-) -> None:
+def _exit_on_signals(when_preempted: str, when_interrupted: str, *, is_task: bool) -> None:
     """The messages with which a signal ends this process."""
     preempted = startup.exit_handler(ExitCode.PREEMPTED, when_preempted)
     interrupted = startup.exit_handler(ExitCode.INTERRUPTED, when_interrupted)
@@ -92,10 +86,7 @@ def _run_guarded(
     from drumline.launch.node.node_rendezvous import Preempted
 
     # Otherwise the agent would print its own table and traceback below ours.
-    for name in (
-        "torch.distributed.elastic",
-        "torch.distributed.elastic.agent.server.api",
-    ):
+    for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
     num_procs = node.num_procs or startup.default_procs()
@@ -122,9 +113,7 @@ def _run_guarded(
         if is_here:
             # On several nodes it is rank 0's host that has the checkpoints.
             run = Path(program.run) if program.run and node.num_nodes == 1 else None
-            print_message(
-                startup.interrupted(run, program.words) if program.run else STOPPED
-            )
+            print_message(startup.interrupted(run, program.words) if program.run else STOPPED)
         return ExitCode.INTERRUPTED
 
     if not result.is_failed():
@@ -143,18 +132,14 @@ def _ignore_in_torch() -> None:
     the terminal."""
     ending_signals = startup.ENDING_SIGNALS
     handled = [
-        number.name
-        for number in ending_signals
-        if signal.getsignal(number) is not signal.SIG_IGN
+        number.name for number in ending_signals if signal.getsignal(number) is not signal.SIG_IGN
     ]
     os.environ.setdefault(HANDLED_SIGNALS, ",".join(handled))
 
 
 def limit_threads(num_procs: int) -> None:
     """Limit CPU threads: ranks that each use all cores would slow each other down."""
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_procs))
-    )
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_procs)))
 
 
 # How they ended

@@ -56,11 +56,7 @@ class NodeHeartbeat:
 
     def is_newer(self, earlier: NodeHeartbeat) -> bool:
         """False for an older heartbeat of the same launcher, which was replayed."""
-        return (
-            self.count > earlier.count
-            if self.launcher == earlier.launcher
-            else self != earlier
-        )
+        return self.count > earlier.count if self.launcher == earlier.launcher else self != earlier
 
 
 class Membership:
@@ -70,9 +66,7 @@ class Membership:
     one.
     """
 
-    def __init__(
-        self, store: dist.Store, node: NodePlan, secret: str | None = None
-    ) -> None:
+    def __init__(self, store: dist.Store, node: NodePlan, secret: str | None = None) -> None:
         self.secret = secret
         """The secret that all nodes were given, after `check_job` the one of this launch; None:
         there is none."""
@@ -145,9 +139,7 @@ class Membership:
         published = None
         is_lost = False
         try:
-            published = document(
-                self.store.get("job"), job=str, num_nodes=int, nonce=str
-            )
+            published = document(self.store.get("job"), job=str, num_nodes=int, nonce=str)
         except dist.DistError:
             is_lost = True
 
@@ -159,9 +151,7 @@ class Membership:
         next_step = f"check what it is, or {ANOTHER_PORT}"
         if self.store.foreign:
             what += f" of this job: its {SECRET_ENV} differs"
-            next_step = (
-                f"set the same {SECRET_ENV} on all nodes, and check what listens there"
-            )
+            next_step = f"set the same {SECRET_ENV} on all nodes, and check what listens there"
 
         error = PreflightError(what, next_step=next_step)
         error.lost_first_node = is_lost and not self.store.foreign
@@ -241,9 +231,7 @@ class Membership:
         for key, text in self.store.there(list(keys)).items():
             rank = keys[key]
             new = decoded(NodeHeartbeat, text)
-            if new is not None and (
-                rank not in self._last or new.is_newer(self._last[rank][0])
-            ):
+            if new is not None and (rank not in self._last or new.is_newer(self._last[rank][0])):
                 self._last[rank] = (new, time.monotonic())
 
     def is_alive(self, rank: int, *states: str, within_s: float | None = None) -> bool:
@@ -271,9 +259,7 @@ class Membership:
 
     def count_alive(self) -> int:
         """The number of nodes that are not done, including this one, at the last read."""
-        return 1 + sum(
-            self.is_alive(rank, JOINING, RUNNING) for rank in self._other_nodes
-        )
+        return 1 + sum(self.is_alive(rank, JOINING, RUNNING) for rank in self._other_nodes)
 
     def missing(self) -> list[int]:
         """Nodes that have not joined the rendezvous that this one waits in."""
@@ -281,9 +267,7 @@ class Membership:
 
     @property
     def _other_nodes(self) -> list[int]:
-        return [
-            rank for rank in range(self.node.num_nodes) if rank != self.node.node_rank
-        ]
+        return [rank for rank in range(self.node.num_nodes) if rank != self.node.node_rank]
 
     def publish_failure(self, what: str, code: int) -> None:
         """Called before this node ends the job: publish why, and the exit code."""
@@ -348,9 +332,7 @@ class Membership:
         stored = decoded(NodeHeartbeat, text)
 
         this_nodes_launchers = {self.heartbeat.launcher, *self._replaced}
-        self.was_replaced = (
-            stored is not None and stored.launcher not in this_nodes_launchers
-        )
+        self.was_replaced = stored is not None and stored.launcher not in this_nodes_launchers
         # deleted, or an old value was replayed
         if stored != new and not self.was_replaced:
             self.store.set(key, new.encode())

@@ -20,13 +20,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from drumline.base.errors import (
-    DrumlineError,
-    ExitCode,
-    HangError,
-    PreflightError,
-    TrainingError,
-)
+from drumline.base.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
 from drumline.base.job_secret import derived, new_secret
 from drumline.base.text import print_message
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
@@ -188,15 +182,11 @@ class NodeRendezvous(AgentRendezvous):
         self.round = joined
         self.ranks_secret = self._ranks_secret(joined, keys)
         cards = list(joined.cards.values())
-        self.sidecars = tuple(
-            f"{card['address']}:{card['watch_port']}" for card in cards
-        )
+        self.sidecars = tuple(f"{card['address']}:{card['watch_port']}" for card in cards)
         self._count_restarts(cards)
 
         base = dist.PrefixStore(prefix, self.store)
-        agents: Any = SealedStore(
-            base, derived(self.ranks_secret, "agents"), "drumline/agents"
-        )
+        agents: Any = SealedStore(base, derived(self.ranks_secret, "agents"), "drumline/agents")
         # Missing nodes leave no gap: torchrun counts from 0.
         node_rank = self.members.index(self.node.node_rank)
         place = RendezvousStoreInfo(cards[0]["address"], cards[0]["port"])
@@ -288,7 +278,9 @@ class NodeRendezvous(AgentRendezvous):
     def _job_over(self) -> DrumlineError:
         """What to raise when the rendezvous is closed: the failure of another node, if one is
         known."""
-        what = f"the job is over, or another node ended it; node {self.node.node_rank} cannot join it"
+        what = (
+            f"the job is over, or another node ended it; node {self.node.node_rank} cannot join it"
+        )
         # node 0 may have left, with its store
         with contextlib.suppress(dist.DistError):
             if failure := self.membership.failure():
@@ -324,11 +316,7 @@ class NodeRendezvous(AgentRendezvous):
     def _lost(self, joined: Round) -> list[int]:
         """Nodes of this round that have sent no heartbeat for too long."""
         limit_s = self.node.silence_s
-        return [
-            rank
-            for rank in joined.cards
-            if self.membership.is_silent(rank, for_s=limit_s)
-        ]
+        return [rank for rank in joined.cards if self.membership.is_silent(rank, for_s=limit_s)]
 
     def _is_left(self, joined: Round) -> bool:
         """Whether a node of this round has exited, or has ended the job."""
@@ -349,11 +337,7 @@ class NodeRendezvous(AgentRendezvous):
             decision = self._decision_of_node_0(store)
 
         try:
-            return bool(
-                follow(
-                    store, DECISION, decision, num_readers=num_readers, read_s=LINGER_S
-                )
-            )
+            return bool(follow(store, DECISION, decision, num_readers=num_readers, read_s=LINGER_S))
         except PreflightError as error:
             raise self._error(error.what, error.next_step) from error
 
@@ -403,18 +387,14 @@ class NodeRendezvous(AgentRendezvous):
             return self.ranks_secret
 
         who = f"node {self.node.node_rank} on {self.membership.heartbeat.host}"
-        return unwrap_secret(
-            keys, joined.keys, self.node.node_rank, joined.name, who=who
-        )
+        return unwrap_secret(keys, joined.keys, self.node.node_rank, joined.name, who=who)
 
     def _count_restarts(self, cards: list[NodeCard]) -> None:
         """The same on all nodes. A restart after progress is the first at its step."""
         counted_step = max(card["counted_step"] for card in cards)
         reached_step = max(card["reached_step"] for card in cards)
         restarts = max(card["restarts"] for card in cards)
-        self.restarts_used = (
-            min(restarts, 1) if reached_step > counted_step else restarts
-        )
+        self.restarts_used = min(restarts, 1) if reached_step > counted_step else restarts
         self.counted_step = max(counted_step, reached_step)
         self.reached_step = self.counted_step
 
@@ -423,9 +403,7 @@ class NodeRendezvous(AgentRendezvous):
         """Nodes that the job continues without."""
         if self.round is None:
             return []
-        return [
-            rank for rank in range(self.node.num_nodes) if rank not in self.round.cards
-        ]
+        return [rank for rank in range(self.node.num_nodes) if rank not in self.round.cards]
 
     def warn_of_missing_nodes(self) -> None:
         """At the end, warn if the job ended with fewer nodes."""

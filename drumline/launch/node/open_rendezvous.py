@@ -59,9 +59,7 @@ class SingleNodeRendezvous(AgentRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         # Any user of this machine can reach the store.
         self.ranks_secret = new_secret()
-        store = open_tcp_store(
-            LOOPBACK, 0, timeout_s=LOCAL_STORE_TIMEOUT_S, bound=LOOPBACK
-        )
+        store = open_tcp_store(LOOPBACK, 0, timeout_s=LOCAL_STORE_TIMEOUT_S, bound=LOOPBACK)
         # The agent's own part, too: ranks read their numbers from it.
         agents: Any = SealedStore(store, self.ranks_secret, "drumline/agents")
         return RendezvousInfo(agents, 0, 1, RendezvousStoreInfo(LOOPBACK, store.port))
@@ -154,9 +152,7 @@ def wait_for_first_node(
     host, _, port = endpoint.rpartition(":")
     limits = limits if hosts else {}
     waiting = "waiting for the first node at"
-    blocked = wait_for_port(
-        host, int(port), timeout_s=timeout_s, limits=limits, waiting=waiting
-    )
+    blocked = wait_for_port(host, int(port), timeout_s=timeout_s, limits=limits, waiting=waiting)
     if blocked is None:
         return
 
@@ -180,9 +176,7 @@ def wait_for_first_node(
     )
 
 
-def _open_store(
-    node: NodePlan, host: str, *, bound: str | None = None
-) -> dist.TCPStore:
+def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.TCPStore:
     """`bound`: on the first node, the only address at which it listens."""
     timeout_s = max(STORE_TIMEOUT_S, 2 * node.silence_s)
     try:
@@ -206,8 +200,4 @@ def _open_store(
 
 def address_of(node: NodePlan) -> str:
     """Where the other nodes reach this one."""
-    return (
-        LOOPBACK
-        if node.num_nodes == 1
-        else node.known_address or own_address(node.master_addr)
-    )
+    return LOOPBACK if node.num_nodes == 1 else node.known_address or own_address(node.master_addr)

@@ -169,26 +169,20 @@ class RankSignals:
     def raise_end_signal(self) -> None:
         """If one came, have torch's agent end the ranks."""
         if self._end_signal is not None:
-            raise SignalException(
-                f"ended by {self._end_signal.name}", sigval=self._end_signal
-            )
+            raise SignalException(f"ended by {self._end_signal.name}", sigval=self._end_signal)
 
     def raise_if_asked_to_stop(self) -> None:
         """Before ranks are started."""
         if self.preempt_signal:
             raise Preempted(was_reported=False)
 
-    def raise_if_ranks_stopped(
-        self, number: int | None, *, is_save_reported: bool
-    ) -> None:
+    def raise_if_ranks_stopped(self, number: int | None, *, is_save_reported: bool) -> None:
         """After a run: raise Preempted if it has saved, or if all ranks stopped because of this
         signal. `is_save_reported`: a rank of this node has reported that the preempted run has
         saved."""
         if self._is_task and is_save_reported:
             was_signalled = number is not None
-            raise Preempted(
-                was_reported=True, was_signalled=was_signalled, has_saved=True
-            )
+            raise Preempted(was_reported=True, was_signalled=was_signalled, has_saved=True)
         if number not in (signal.SIGTERM, signal.SIGUSR1):
             return  # Ctrl-C does not ask for a save
 
@@ -216,11 +210,7 @@ class RankSignals:
         """Python resets signal handlers when it exits: a rank that had a handler for the signal and
         was killed by it received it a second time, while it was exiting."""
         code = process.poll()
-        if (
-            self.preempt_signal
-            and code == -self.preempt_signal
-            and process.pid in self._caught_by
-        ):
+        if self.preempt_signal and code == -self.preempt_signal and process.pid in self._caught_by:
             return ExitCode.PREEMPTED
         return code
 

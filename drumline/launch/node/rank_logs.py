@@ -115,9 +115,7 @@ def _size(path: Path) -> int:
 
 def decoded(line: bytes) -> str:
     """A line for a screen: without what a progress bar has overwritten, and not too long."""
-    text = (
-        line.rstrip(b"\r").rpartition(b"\r")[2][: 4 * MAX_LINE].decode(errors="replace")
-    )
+    text = line.rstrip(b"\r").rpartition(b"\r")[2][: 4 * MAX_LINE].decode(errors="replace")
     return text if len(text) <= MAX_LINE else f"{text[:MAX_LINE]} ..."
 
 

@@ -62,14 +62,7 @@ class Standby:
         try:
             process = subprocess.Popen(
                 # The program is there for `ps`.
-                [
-                    sys.executable,
-                    "-m",
-                    __spec__.name,
-                    str(reading),
-                    modules,
-                    *self._program,
-                ],
+                [sys.executable, "-m", __spec__.name, str(reading), modules, *self._program],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[reading],
                 start_new_session=True,
@@ -84,9 +77,7 @@ class Standby:
     def serving(self) -> Iterator[None]:
         """In this block, ranks that torch's agent starts begin in standby processes, if there are
         any."""
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import (
-            SubprocessHandler,
-        )
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
         cold = SubprocessHandler._popen
 
@@ -118,10 +109,7 @@ class Standby:
         if args != (sys.executable, *self._program):
             return None
 
-        order = {
-            "env": dict(env),
-            "files": [file.name if file else None for file in (out, err)],
-        }
+        order = {"env": dict(env), "files": [file.name if file else None for file in (out, err)]}
         while self._waiting:
             process, writing = self._waiting.pop(0)
             with contextlib.suppress(OSError):  # it was killed

@@ -11,12 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
-from drumline.base.errors import (
-    DrumlineError,
-    PreflightError,
-    TrainingError,
-    UsageError,
-)
+from drumline.base.errors import DrumlineError, PreflightError, TrainingError, UsageError
 from drumline.launch.hosts import Host
 
 CONNECT_TIMEOUT_S = 10
@@ -135,9 +130,7 @@ def remote_module(module: str, python: str, python_path: str | None) -> list[str
 def no_client(word: str, error: OSError) -> PreflightError:
     """The error when this machine cannot start ssh."""
     what = f"{word} cannot be started: {error.strerror}"
-    return PreflightError(
-        what, next_step="install OpenSSH's client, or set how to call it: --ssh"
-    )
+    return PreflightError(what, next_step="install OpenSSH's client, or set how to call it: --ssh")
 
 
 class SshProblem(NamedTuple):
@@ -188,9 +181,7 @@ def not_reached(
     is_stuck: bool = False,
 ) -> DrumlineError:
     """The error for a host on which no supervisor started."""
-    problem = ssh_problem(
-        host.name, code, output, python=python, cwd=cwd, is_stuck=is_stuck
-    )
+    problem = ssh_problem(host.name, code, output, python=python, cwd=cwd, is_stuck=is_stuck)
     return PreflightError(f"{host.name}: {problem.what}", next_step=problem.next_step)
 
 

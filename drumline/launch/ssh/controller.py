@@ -45,10 +45,7 @@ REPORT_S = 10.0
 # failed.
 RESTARTABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
 # A supervisor of another version refuses without a reason.
-OTHER_VERSION = [
-    "it has another version of drumline",
-    "install the same version on all hosts",
-]
+OTHER_VERSION = ["it has another version of drumline", "install the same version on all hosts"]
 # Signals that ask a run to save and stop; other signals only end it.
 PREEMPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -105,8 +102,7 @@ class SilenceWatch:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             silent_nodes = [
-                self.attempt.remotes.index(remote)
-                for remote in self.silent_hosts(SILENT_S)
+                self.attempt.remotes.index(remote) for remote in self.silent_hosts(SILENT_S)
             ]
             if silent_nodes != self.silent_nodes:
                 self.silent_nodes = silent_nodes
@@ -156,9 +152,7 @@ class Controller:
         self.job = job
         self.screen = screen
         self._connections: list[HostConnection] = []
-        self.remotes = [
-            self._remote(number, host) for number, host in enumerate(job.hosts)
-        ]
+        self.remotes = [self._remote(number, host) for number, host in enumerate(job.hosts)]
         self.reconnect = Reconnect(job, screen, last_heard or {})
         self.silence = SilenceWatch(self)
         self.diagnoses = DiagnosisNotice(screen)
@@ -188,9 +182,7 @@ class Controller:
         """Until no host has anything left to do."""
         watching = asyncio.create_task(self.silence.watch())
         try:
-            await asyncio.gather(
-                *(self._run_node(number) for number in range(len(self.remotes)))
-            )
+            await asyncio.gather(*(self._run_node(number) for number in range(len(self.remotes))))
         finally:
             watching.cancel()
         self._restart_all(self._agent_ended)  # the others may have been done before
@@ -215,9 +207,7 @@ class Controller:
             lease_s=job.lease_s,
         )
         self._connections.append(connection)
-        return Remote(
-            connection, job.spec(job.nodes[number]), self.screen, self._receive
-        )
+        return Remote(connection, job.spec(job.nodes[number]), self.screen, self._receive)
 
     async def _run_node(self, number: int) -> None:
         """One host's part of the job: on the host itself, then on those that replace it."""
@@ -267,9 +257,7 @@ class Controller:
     def _check_over(self) -> None:
         """The job is over when all hosts but those that are lost have ended their part: nobody
         waits for these. A host that is tried again has not."""
-        have_ended = all(
-            remote.code is not None or remote.was_refused for remote in self.remaining
-        )
+        have_ended = all(remote.code is not None or remote.was_refused for remote in self.remaining)
         if not self.is_ending and not have_ended:
             return
 
@@ -319,13 +307,10 @@ class Controller:
     def hosts_with_addresses(self) -> list[Host]:
         """A host whose name another one does not resolve, as with an alias of ssh's config, has the
         address at which ssh has reached it."""
-        unknown_names = {
-            name for remote in self.remotes for name in remote.unknown_names
-        }
+        unknown_names = {name for remote in self.remotes for name in remote.unknown_names}
         return [
             replace(remote.host, inner_address=remote.own_address)
-            if remote.host.address in unknown_names
-            and not wrong_name(remote.own_address)
+            if remote.host.address in unknown_names and not wrong_name(remote.own_address)
             else remote.host
             for remote in self.remotes
         ]
@@ -346,9 +331,7 @@ class Controller:
                 self._started(frame["world_size"])
             case "ended" if frame["code"] and not self.is_ending:
                 self._agent_failed(remote, frame["code"])
-            case "failed" if (
-                not frame["restarts_left"] and not self.job.program.continues
-            ):
+            case "failed" if not frame["restarts_left"] and not self.job.program.continues:
                 settle_s = SETTLE_S + (DIAGNOSIS_S if frame.get("is_watched") else 0)
                 self._later(settle_s, self._end, self.job.grace_s)
             case "notice":
@@ -365,9 +348,7 @@ class Controller:
             if remote in self.dropped:
                 self.warn(f"{remote.name} cannot join again: {what}")
             else:
-                self._fail(
-                    PreflightError(f"{remote.name}: {what}", next_step=next_step)
-                )
+                self._fail(PreflightError(f"{remote.name}: {what}", next_step=next_step))
 
     def _join_again(self, remote: Remote) -> None:
         """A lost host that answers: its ranks start, and join the others."""
@@ -390,25 +371,17 @@ class Controller:
 
         self.num_ranks = num_ranks
         names = f" ({_names(members)})" if self.job.spares else ""
-        self.screen.report(
-            f"{num_ranks} ranks run on {plural(len(members), 'host')}{names}"
-        )
+        self.screen.report(f"{num_ranks} ranks run on {plural(len(members), 'host')}{names}")
 
     def _agent_failed(self, remote: Remote, code: int) -> None:
         """A signal that ended the agent, as when its host is shut down, affects only that host."""
-        by_signal = (
-            code < 0 or code == ExitCode.INTERRUPTED or self.job.program.continues
-        )
-        if by_signal and self._continues_without(
-            remote, f"the job was ended on {remote.name}"
-        ):
+        by_signal = code < 0 or code == ExitCode.INTERRUPTED or self.job.program.continues
+        if by_signal and self._continues_without(remote, f"the job was ended on {remote.name}"):
             return
 
         self.ended_first = self.ended_first or remote
         if remote.end_reason:
-            self._restart_all(
-                f"drumline ended the job on {remote.name}: {remote.end_reason}"
-            )
+            self._restart_all(f"drumline ended the job on {remote.name}: {remote.end_reason}")
         elif code < 0:
             how = how_it_ended(code)
             self._restart_all(f"the launcher's agent on {remote.name} was {how}")
@@ -419,9 +392,7 @@ class Controller:
         if code in RESTARTABLE and self.may_restart:
             self._agent_ended = f"the job ended on {remote.name} with exit code {code}"
             if silent := self.silence.silent_hosts(SILENT_S):  # that is why
-                self._agent_ended = (
-                    f"no heartbeat from {_names(silent)} on this machine"
-                )
+                self._agent_ended = f"no heartbeat from {_names(silent)} on this machine"
             self._later(SETTLE_S, self._restart_all, self._agent_ended)
         else:
             self._later(SETTLE_S, self._end, self.job.grace_s)
@@ -475,11 +446,7 @@ class Controller:
             return False
 
         self.dropped.append(remote)
-        outlook = (
-            f"the job continues with {_names(running)}"
-            if running
-            else "the others are done"
-        )
+        outlook = f"the job continues with {_names(running)}" if running else "the others are done"
         self.warn(f"{why}; {outlook}")
         return True
 
@@ -535,11 +502,7 @@ class Controller:
             return
 
         self.end_signal = number
-        why = (
-            f"preempted by {number.name}"
-            if number in PREEMPT_SIGNALS
-            else "interrupted"
-        )
+        why = f"preempted by {number.name}" if number in PREEMPT_SIGNALS else "interrupted"
         # Not in the pause between two attempts.
         if any(remote.is_running for remote in self.remotes):
             grace = f"they have {self.job.grace_s:g} s; once more to end them at once"

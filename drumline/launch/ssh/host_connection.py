@@ -24,14 +24,7 @@ from drumline.launch.hosts import Host
 from drumline.launch.node.rank_logs import decoded
 from drumline.launch.ssh.supervisor import LEASE_S
 from drumline.net.dial import WaitNotice
-from drumline.net.frames import (
-    MAX_PIPE_BYTES,
-    WRONG_SEAL,
-    FrameError,
-    LineBuffer,
-    Message,
-    Session,
-)
+from drumline.net.frames import MAX_PIPE_BYTES, WRONG_SEAL, FrameError, LineBuffer, Message, Session
 
 HEARTBEAT_S = 0.5
 # If more bytes than this are unsent, the network is cut: heartbeats that wait in a queue do not
@@ -57,12 +50,7 @@ FORMS: dict[str, dict[str, Any]] = {
         "unknown_names": NotRequired[list[str]],
     },
     "refused": {"problems": list[list[str]]},
-    "started": {
-        "ranks": list[Int],
-        "world_size": Int,
-        "start": Int,
-        "restarts_left": Int,
-    },
+    "started": {"ranks": list[Int], "world_size": Int, "start": Int, "restarts_left": Int},
     "diagnosis": {
         "alarm": str,
         "action": str,
@@ -223,9 +211,7 @@ class HostConnection:
         reading = [_read_lines(self.reader, self._receive)]
         if self._process is not None:
             reading.append(
-                _read_lines(
-                    self._process.stderr, lambda line: self.stderr.append(decoded(line))
-                )
+                _read_lines(self._process.stderr, lambda line: self.stderr.append(decoded(line)))
             )
 
         try:

@@ -29,15 +29,7 @@ NAMES = (
     IS_WRAPPED,
 )
 # What a supervisor gets as it is.
-SENT_FIELDS = (
-    "job",
-    "earlier",
-    "grace_s",
-    "lease_s",
-    "secret",
-    "first_start",
-    "standby",
-)
+SENT_FIELDS = ("job", "earlier", "grace_s", "lease_s", "secret", "first_start", "standby")
 # ssh's limit for each try to reach a host that answered before.
 RECONNECT_TIMEOUT_S = 5
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -111,12 +103,8 @@ class HostsJob:
         if self.earlier:
             client.append(f"-oConnectTimeout={RECONNECT_TIMEOUT_S}")
         # Our own heartbeats notice a cut before ssh does. ssh uses the first option of a name.
-        client.append(
-            f"-oServerAliveCountMax={round(self.lease_s / ALIVE_INTERVAL_S) + 2}"
-        )
-        supervisor = remote_module(
-            self.program_there, host.python or self.python, self.python_path
-        )
+        client.append(f"-oServerAliveCountMax={round(self.lease_s / ALIVE_INTERVAL_S) + 2}")
+        supervisor = remote_module(self.program_there, host.python or self.python, self.python_path)
         return ssh_words(client, host, supervisor, cwd=Path(host.folder or self.cwd))
 
     def placed(self, hosts: Sequence[Host]) -> list[NodePlan]:
@@ -141,9 +129,7 @@ class HostsJob:
         """The next attempt."""
         job = new_job()
         nodes = [
-            replace(
-                node, restarts_used=restarts_used, reached_step=reached_step, job=job
-            )
+            replace(node, restarts_used=restarts_used, reached_step=reached_step, job=job)
             for node in self.placed(hosts)
         ]
         return replace(
@@ -159,9 +145,7 @@ class HostsJob:
         )
 
 
-def wrong_variables(
-    flag_values: Iterable[str], environment: Mapping[str, str]
-) -> Iterator[str]:
+def wrong_variables(flag_values: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
     """The mistakes in the values of `--env`; only names are shown."""
     for number, word in enumerate(flag_values, start=1):
         name, equals, _ = word.partition("=")
@@ -184,11 +168,7 @@ def variables_for_ranks(
     return always | chosen_variables(flag_values, environment)
 
 
-def chosen_variables(
-    flag_values: Iterable[str], environment: Mapping[str, str]
-) -> dict[str, str]:
+def chosen_variables(flag_values: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Those of `--env`."""
     words = (word.partition("=") for word in flag_values)
-    return {
-        name: value if equals else environment[name] for name, equals, value in words
-    }
+    return {name: value if equals else environment[name] for name, equals, value in words}

@@ -52,9 +52,7 @@ def handling(
 ) -> Iterator[None]:
     """Have these signals call it. Under nohup SIGHUP stays ignored."""
     loop = asyncio.get_running_loop()
-    handled = [
-        number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
-    ]
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     for number in handled:
         loop.add_signal_handler(number, handle, number)
     try:
@@ -124,9 +122,7 @@ def why_to_resume(ended: Controller) -> str:
 def _full_disks(ended: Controller) -> dict[str, str]:
     """By the address of a host: the folder whose disk was full."""
     failures = [failure for remote in ended.remaining for failure in remote.failures]
-    return {
-        failure.host: failure.full_disk for failure in failures if failure.full_disk
-    }
+    return {failure.host: failure.full_disk for failure in failures if failure.full_disk}
 
 
 def _restarted(lost: Controller) -> Controller:
@@ -136,9 +132,7 @@ def _restarted(lost: Controller) -> Controller:
     how = "the script starts from the beginning"
     if lost.job.program.is_task:
         how = "resuming from the newest checkpoint"
-    lost.warn(
-        f"{lost.lost}; restarting all ranks (restart {used} of {max_restarts}), {how}"
-    )
+    lost.warn(f"{lost.lost}; restarting all ranks (restart {used} of {max_restarts}), {how}")
     return _next_attempt(lost, used, {})
 
 
@@ -204,9 +198,7 @@ def _report_stop(controller: Controller) -> int | None:
     end_signal = controller.end_signal
     # All ranks of a task have saved and exited, on whichever host the signal came. Ctrl-C asks for
     # no save.
-    have_saved = program.is_task and all(
-        remote.was_preempted for remote in controller.remaining
-    )
+    have_saved = program.is_task and all(remote.was_preempted for remote in controller.remaining)
     if have_saved and end_signal in (None, *PREEMPT_SIGNALS):
         source = end_signal.name if end_signal else "a signal or a notice to a rank"
         screen.report_last(
@@ -217,11 +209,7 @@ def _report_stop(controller: Controller) -> int | None:
     if end_signal is None:
         return None
 
-    if (
-        program.is_task
-        and end_signal in PREEMPT_SIGNALS
-        and _is_between_starts(controller)
-    ):
+    if program.is_task and end_signal in PREEMPT_SIGNALS and _is_between_starts(controller):
         screen.report_last(STOPPED_BETWEEN)
         return ExitCode.PREEMPTED
 
@@ -234,9 +222,7 @@ def _report_failures(controller: Controller) -> int | None:
     before."""
     remaining = controller.remaining
     is_task = controller.job.program.is_task
-    diagnoses = [
-        remote.diagnosis for remote in remaining if remote.diagnosis is not None
-    ]
+    diagnoses = [remote.diagnosis for remote in remaining if remote.diagnosis is not None]
     diagnosis = next(iter(diagnoses), None)
     failures = in_order(
         [failure for remote in remaining for failure in remote.failures],
@@ -249,20 +235,11 @@ def _report_failures(controller: Controller) -> int | None:
     # A rank's own last lines remain the last.
     if diagnosis is not None and diagnosis.explains_more(first_code, is_task=True):
         controller.screen.report_last(diagnosis.sentence)
-        return (
-            ExitCode.HANG
-            if diagnosis.is_hang
-            else exit_code_of(first_code, is_task=is_task)
-        )
+        return ExitCode.HANG if diagnosis.is_hang else exit_code_of(first_code, is_task=is_task)
 
     # A lost host was lost some time after its last frame.
-    heard_at = [
-        remote.connection.heard_at for remote in remaining if remote.code is None
-    ]
-    lost_first = (
-        bool(controller.problems and heard_at)
-        and min(heard_at) <= failures[0].failed_at
-    )
+    heard_at = [remote.connection.heard_at for remote in remaining if remote.code is None]
+    lost_first = bool(controller.problems and heard_at) and min(heard_at) <= failures[0].failed_at
     for lines in last_messages(failures, controller.num_ranks, lost_first=lost_first):
         controller.screen.report_last(*lines)
 
@@ -277,9 +254,7 @@ def _is_between_starts(controller: Controller) -> bool:
     return job.keep_going and (not has_begun or bool(_full_disks(controller)))
 
 
-def in_order(
-    failures: Sequence[RankFailure], *, blamed: int | None = None
-) -> list[RankFailure]:
+def in_order(failures: Sequence[RankFailure], *, blamed: int | None = None) -> list[RankFailure]:
     """Sorted, the first failure first: the rank that a diagnosis blames, then by what ranks of a
     task report about each other, then by time."""
     return sorted(
@@ -303,9 +278,7 @@ def last_messages(
     if not lost_first:
         first = later.pop(0)
         if error := first.error or last_line(first.last_lines):
-            above = (
-                f"try: read the lines above that begin with [{first.host} {first.rank}]"
-            )
+            above = f"try: read the lines above that begin with [{first.host} {first.rank}]"
             yield f"{first} failed first: {error}", above
         else:
             yield (f"{first} failed first",)
@@ -314,8 +287,6 @@ def last_messages(
     if len(later) > 3:
         parts.append(f"{len(later) - 3} more failed")
     if (stopped := num_ranks - len(failures)) > 0:
-        parts.append(
-            f"{plural(stopped, 'rank')} {'were' if stopped > 1 else 'was'} stopped"
-        )
+        parts.append(f"{plural(stopped, 'rank')} {'were' if stopped > 1 else 'was'} stopped")
     if parts:
         yield (f"the others: {'; '.join(parts)}",)

@@ -6,12 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from drumline.base.rank_environment import read_rank
-from drumline.launch.node.rank_logs import (
-    LogFollower,
-    last_lines,
-    rank_file,
-    rank_output,
-)
+from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_file, rank_output
 
 # The key of the agent's log among those of ranks.
 AGENT = (None, "err")

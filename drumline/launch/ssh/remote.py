@@ -230,9 +230,7 @@ class Search:
 class Reconnect:
     """The spare and the lost hosts of one attempt."""
 
-    def __init__(
-        self, job: HostsJob, screen: Screen, last_heard: Mapping[Host, float]
-    ) -> None:
+    def __init__(self, job: HostsJob, screen: Screen, last_heard: Mapping[Host, float]) -> None:
         """`last_heard`: the lost hosts of the previous attempt, and when their last frame arrived
         (monotonic)."""
         self.job = job
@@ -273,9 +271,7 @@ class Reconnect:
         if search.notice.is_due():
             names = " or ".join(host.address for host in search.tried)
             waited = f"{search.notice.waited_s:.0f} s so far, at most {self.limit_s:g}"
-            self.screen.report(
-                f"waiting for {names} to answer again: {waited}", is_error=True
-            )
+            self.screen.report(f"waiting for {names} to answer again: {waited}", is_error=True)
 
         search.tried.clear()
         return remote.host
@@ -288,9 +284,7 @@ class Reconnect:
 
         if spare not in search.named:
             why = last_line(remote.connection.stderr) or "no answer"
-            what = (
-                f"{spare.address} replaces {remote.name}, which is unreachable ({why})"
-            )
+            what = f"{spare.address} replaces {remote.name}, which is unreachable ({why})"
             self.screen.report(what, is_error=True)
 
         search.named |= {spare, remote.host}

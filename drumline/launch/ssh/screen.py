@@ -33,9 +33,7 @@ class Screen:
         self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_WAITING)
         self._num_dropped = 0
         self._num_written = 0
-        self._thread = threading.Thread(
-            target=self._write_all, name="screen", daemon=True
-        )
+        self._thread = threading.Thread(target=self._write_all, name="screen", daemon=True)
         self._thread.start()
 
     def report(self, text: str, *, is_error: bool = False) -> None:
@@ -78,9 +76,7 @@ class Screen:
         """Without waiting: what has no room in the queue is left out."""
         try:
             if self._num_dropped:
-                notice = (
-                    f"{self._num_dropped:,} lines are not shown; the logs have them"
-                )
+                notice = f"{self._num_dropped:,} lines are not shown; the logs have them"
                 self._waiting.put_nowait(("err", paragraph(notice)))
                 self._num_dropped = 0
             self._waiting.put_nowait((stream, text))

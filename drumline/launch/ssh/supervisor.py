@@ -32,13 +32,7 @@ from drumline.launch.node.guard import JOB_ENV, job_processes
 from drumline.launch.node.rank_logs import last_lines
 from drumline.launch.node_plan import silence_limit_s
 from drumline.launch.ssh.node_output import NodeOutput, Sink
-from drumline.net.frames import (
-    MAX_PIPE_BYTES,
-    FrameReader,
-    FrameWriter,
-    Message,
-    encode,
-)
+from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, Message, encode
 from drumline.watch.watch_folder import hold, make_memory_folder
 
 PROTOCOL = 12
@@ -157,17 +151,8 @@ class AgentProcess:
 
     def __init__(self, spec: Message, log: Path) -> None:
         reading, writing = os.pipe()
-        module = [
-            "-m",
-            "drumline.launch.ssh.agent_process",
-            str(writing),
-            str(os.getpid()),
-        ]
-        variables = {
-            "PYTHONUNBUFFERED": "1",
-            **spec["environment"],
-            JOB_ENV: spec["job"],
-        }
+        module = ["-m", "drumline.launch.ssh.agent_process", str(writing), str(os.getpid())]
+        variables = {"PYTHONUNBUFFERED": "1", **spec["environment"], JOB_ENV: spec["job"]}
         with open_append(log) as file:
             self.process = subprocess.Popen(
                 [sys.executable, *module],
@@ -206,9 +191,7 @@ class Supervisor:
         self.logs = Path(spec["logs"])
         self.node_log = self.logs / f"node-{spec['node']['node_rank']}.log"
         self.ending: Termination | None = None
-        self.output = NodeOutput(
-            self.logs, self.node_log, spec["program"]["run"], link.out
-        )
+        self.output = NodeOutput(self.logs, self.node_log, spec["program"]["run"], link.out)
         self.agent = AgentProcess(spec, self.node_log)
         self.end_reason = ""
         """Why this process ended the attempt by itself; empty: the controller asked for it, or the
@@ -291,9 +274,7 @@ class Supervisor:
             if frame["kind"] == "started":
                 self.output.follow(frame["ranks"], frame["start"])
             elif frame["kind"] == "failed":
-                frame["last_lines"] = self.output.last_lines(
-                    frame["rank"], frame["start"]
-                )
+                frame["last_lines"] = self.output.last_lines(frame["rank"], frame["start"])
             self.out.send(**frame)
 
         self.output.send_news(is_last=is_last)
@@ -315,10 +296,7 @@ def refusals(spec: Message) -> Iterator[tuple[str, str]]:
     """Why the job cannot start on this node: what is wrong, and what to do."""
     words = spec["program"]["words"]
     if not spec["program"]["is_task"] and not Path(words[0]).is_file():
-        yield (
-            f"there is no file {words[0]} in {Path.cwd()}",
-            "copy the code there, or add --sync",
-        )
+        yield f"there is no file {words[0]} in {Path.cwd()}", "copy the code there, or add --sync"
     try:
         make_own_folder(Path(spec["logs"]), follow_links=True)
     except OSError as error:
@@ -337,15 +315,11 @@ def accept_or_refuse(spec: Message, link: ControllerLink) -> bool:
 
     answers = resolve_all(spec["names"], limit_s=RESOLVE_S)
     unknown_names = [
-        name
-        for name, answer in answers.items()
-        if "error" in answer and ":" not in name
+        name for name, answer in answers.items() if "error" in answer and ":" not in name
     ]
     ends = os.environ.get("SSH_CONNECTION", "").split()
     address = ends[2] if len(ends) == 4 else ""
-    link.out.send(
-        "hello", protocol=PROTOCOL, address=address, unknown_names=unknown_names
-    )
+    link.out.send("hello", protocol=PROTOCOL, address=address, unknown_names=unknown_names)
     return True
 
 

@@ -74,9 +74,7 @@ def copy_code(
         raise problems[0]
 
 
-def _copy_to(
-    host: Host, folder: Path, client: Sequence[str], files: Sequence[str]
-) -> None:
+def _copy_to(host: Host, folder: Path, client: Sequence[str], files: Sequence[str]) -> None:
     """Make the folder there, and copy the files into it."""
     target = Path(host.folder or folder)
     words = ["mkdir", "-p", "--", str(target)]
@@ -91,14 +89,7 @@ def _copy_to(
         raise not_reached(host, done.returncode, output, python="", cwd=str(target))
 
     # By content: a file of the same size and time may still differ.
-    command = [
-        "rsync",
-        "--archive",
-        "--checksum",
-        "--protect-args",
-        "--from0",
-        "--files-from=-",
-    ]
+    command = ["rsync", "--archive", "--checksum", "--protect-args", "--from0", "--files-from=-"]
     command += ["-e", shlex.join([*client, *SSH_OPTIONS])]
     command += ["--", f"{folder}/", f"{host}:{target}/"]
     try:
@@ -109,13 +100,9 @@ def _copy_to(
         ) from None
 
     if NOT_FOUND.search(done.stderr):
-        raise PreflightError(
-            f"{host.name}: rsync is not installed there", next_step=INSTALL
-        )
+        raise PreflightError(f"{host.name}: rsync is not installed there", next_step=INSTALL)
     if done.returncode:
-        first_line = (
-            done.stderr.strip().partition("\n")[0] or f"exit code {done.returncode}"
-        )
+        first_line = done.stderr.strip().partition("\n")[0] or f"exit code {done.returncode}"
         raise PreflightError(
             f"{host.name}: the code could not be copied: {first_line}",
             next_step=f"check whether {target} can be written to there",
@@ -170,11 +157,7 @@ def _of_git(folder: Path) -> list[str] | None:
     """The paths, or None outside a repository."""
     command = ["git"]
     # A repository may name commands for git to run, and may not be trusted.
-    for setting in (
-        "core.fsmonitor=",
-        "core.hooksPath=/dev/null",
-        "protocol.allow=never",
-    ):
+    for setting in ("core.fsmonitor=", "core.hooksPath=/dev/null", "protocol.allow=never"):
         command += ["-c", setting]
 
     command += ["ls-files", "--cached", "--others", "--exclude-standard", "-z"]

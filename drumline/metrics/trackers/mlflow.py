@@ -11,11 +11,7 @@ from drumline.metrics.trackers.tracker import Outcome, Record, load_package
 
 _MEDIA = "media"
 _TAG = "drumline.run"
-_STATUS: Mapping[Outcome, str] = {
-    "finished": "FINISHED",
-    "preempted": "KILLED",
-    "failed": "FAILED",
-}
+_STATUS: Mapping[Outcome, str] = {"finished": "FINISHED", "preempted": "KILLED", "failed": "FAILED"}
 # What a server takes in one request.
 _MAX_METRICS = 1000
 _MAX_PARAMS = 100
@@ -56,9 +52,7 @@ class MLflow:
         """Start MLflow's run with this tag, or continue it."""
         self._client = self._mlflow.MlflowClient()
         tag_filter = f"tags.`{_TAG}` = '{run}'"
-        earlier_runs = self._mlflow.search_runs(
-            filter_string=tag_filter, output_format="list"
-        )
+        earlier_runs = self._mlflow.search_runs(filter_string=tag_filter, output_format="list")
         self._is_continued = bool(earlier_runs)
         if earlier_runs:
             started = self._mlflow.start_run(run_id=earlier_runs[0].info.run_id)

@@ -23,9 +23,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def open(self, run: str, *, resume_step: int) -> str:
-        self._writer = self._package.SummaryWriter(
-            str(self._folder), purge_step=resume_step + 1
-        )
+        self._writer = self._package.SummaryWriter(str(self._folder), purge_step=resume_step + 1)
         if resume_step == 0:
             lines = [f"    {name} = {value}" for name, value in self._config.items()]
             self._writer.add_text("config", "\n".join(lines), global_step=0)

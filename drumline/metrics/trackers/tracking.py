@@ -21,19 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import summary
-from drumline.base.untrusted import (
-    make_own_folder,
-    parse_json,
-    read_regular,
-    replace_text,
-)
-from drumline.metrics.trackers.tracker import (
-    RECORDED,
-    Outcome,
-    Tracker,
-    past_events,
-    record_of,
-)
+from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
+from drumline.metrics.trackers.tracker import RECORDED, Outcome, Tracker, past_events, record_of
 from drumline.runs.events import Event
 
 MAX_WAITING = 10_000
@@ -114,17 +103,13 @@ class Tracking:
 
     def wait(self, end: float) -> None:
         """Until the tracker has everything, does not answer, or the monotonic clock is at `end`."""
-        while (
-            self._thread.is_alive() and time.monotonic() < end and not self._is_silent()
-        ):
+        while self._thread.is_alive() and time.monotonic() < end and not self._is_silent():
             self._thread.join(0.05)
         self._thread.join(0.1)
         lost = self._num_events - self._num_written
         if lost or self._thread.is_alive():
             silent = "does not answer, and " if self._thread.is_alive() else ""
-            self._warn(
-                "end", f"{silent}lacks {lost} of {self._num_events} events of this run"
-            )
+            self._warn("end", f"{silent}lacks {lost} of {self._num_events} events of this run")
 
     def _is_silent(self) -> bool:
         busy_since = self._busy_since
@@ -150,10 +135,7 @@ class Tracking:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             self._busy_since = time.monotonic()
-            return [
-                self._waiting.popleft()
-                for _ in range(min(len(self._waiting), MAX_BATCH))
-            ]
+            return [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
 
     def _open(self) -> bool:
         """Again and again, while events wait; False: the run is over."""
@@ -220,8 +202,7 @@ class Tracking:
         if topic not in self._warned_of:
             self._warned_of.add(topic)
             self._report(
-                "warning",
-                message=f"{self._tracker.name} {what}; {self._event_file} has everything",
+                "warning", message=f"{self._tracker.name} {what}; {self._event_file} has everything"
             )
 
 

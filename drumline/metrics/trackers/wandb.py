@@ -40,9 +40,7 @@ class WeightsAndBiases:
             config=dict(self._config),
             allow_val_change=True,
             # A run that the user's own code has begun stays theirs.
-            settings=self._wandb.Settings(
-                silent=True, console="off", reinit="create_new"
-            ),
+            settings=self._wandb.Settings(silent=True, console="off", reinit="create_new"),
         )
         self._first_step = int(self._run.starting_step)
         return str(self._run.url or f"offline, in {Path(self._run.dir).parent}")
@@ -52,9 +50,7 @@ class WeightsAndBiases:
 
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
-            values = {
-                name: self._as_wandb(value) for name, value in record.values.items()
-            }
+            values = {name: self._as_wandb(value) for name, value in record.values.items()}
             self._run.log(values, step=record.step)
 
     def _as_wandb(self, value: float | Path | str) -> Any:

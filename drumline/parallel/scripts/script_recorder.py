@@ -20,12 +20,7 @@ from typing import Any
 
 from drumline.base.rank_environment import Topology, own_variables
 from drumline.base.untrusted import replace_text
-from drumline.watch.cluster_state import (
-    LoaderReport,
-    ModuleHashes,
-    ModuleReport,
-    ScriptReport,
-)
+from drumline.watch.cluster_state import LoaderReport, ModuleHashes, ModuleReport, ScriptReport
 from drumline.watch.fact_differences import Facts
 
 INSTALLED = re.compile("/(site|dist)-packages/")
@@ -86,9 +81,7 @@ class ScriptRecorder:
             if loader in self._places or len(self._loaders) >= MAX_LOADERS:
                 return
             self._places[loader] = place = self._place(caller)
-            self._loaders[place] = _loader_report(
-                loader, is_uneven=self.modules.is_joining()
-            )
+            self._loaders[place] = _loader_report(loader, is_uneven=self.modules.is_joining())
             self._num_changes += 1
 
     def write(self) -> None:
@@ -119,9 +112,7 @@ class ScriptRecorder:
             return "unknown"
 
         place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        number = (
-            sum(recorded.partition(" ")[0] == place for recorded in self._loaders) + 1
-        )
+        number = sum(recorded.partition(" ")[0] == place for recorded in self._loaders) + 1
         return place if number == 1 else f"{place} (number {number})"
 
 
@@ -150,12 +141,7 @@ def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
 
 def script_facts(arguments: Mapping[str, str]) -> Facts:
     """By group and name. The values of secrets, such as `--api-key`, are hashed."""
-    from drumline.rank.rendezvous.rank_facts import (
-        ANY_BACKEND,
-        DEFAULTS,
-        OF_BACKEND,
-        code_hashes,
-    )
+    from drumline.rank.rendezvous.rank_facts import ANY_BACKEND, DEFAULTS, OF_BACKEND, code_hashes
 
     environment = own_variables()
     variables = sorted(chain(ANY_BACKEND, *OF_BACKEND.values()))
@@ -172,8 +158,7 @@ def script_facts(arguments: Mapping[str, str]) -> Facts:
             for name, value in arguments.items()
         },
         "variables": {
-            name: environment.get(name) or DEFAULTS.get(name, "not set")
-            for name in variables
+            name: environment.get(name) or DEFAULTS.get(name, "not set") for name in variables
         },
         "packages": packages,
         "script": code_hashes(),
@@ -242,11 +227,7 @@ class _ObservedModule:
         self.version = version
         self.was_no_sync = is_no_sync
         step = self.num_updates
-        if (
-            step <= self.compared
-            or self.diverges
-            or not (step in FIRST or step % EVERY == 0)
-        ):
+        if step <= self.compared or self.diverges or not (step in FIRST or step % EVERY == 0):
             return None
         self.compared = step
         return step
@@ -257,9 +238,7 @@ class DdpModules:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._modules: weakref.WeakKeyDictionary[Any, _ObservedModule] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._modules: weakref.WeakKeyDictionary[Any, _ObservedModule] = weakref.WeakKeyDictionary()
         self._num_built: Counter[tuple[int, ...]] = Counter()
         self.num_changes = 0
         """In what `reports` returns."""
@@ -271,9 +250,7 @@ class DdpModules:
         import torch.distributed as dist
 
         ranks = tuple(dist.get_process_group_ranks(module.process_group))
-        trained = [
-            parameter for parameter in module.parameters() if parameter.requires_grad
-        ]
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not trained or len(ranks) < 2 or self._rank not in ranks:
             return
 
@@ -294,9 +271,7 @@ class DdpModules:
         for module, observed in self._modules.items():
             self._observe(module, observed)
 
-    def _observe(
-        self, module: Any, observed: _ObservedModule, step: int | None = None
-    ) -> None:
+    def _observe(self, module: Any, observed: _ObservedModule, step: int | None = None) -> None:
         """What goes wrong with a module ends its observation, not the script."""
         try:
             if step is None and (trained := observed.trained()) is not None:
@@ -343,9 +318,7 @@ class DdpModules:
 
         # Nothing is added to what is being recorded, as a CUDA graph or by a mode that sees each
         # operation.
-        is_captured = (
-            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        )
+        is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         is_captured |= current_dispatch_mode() is not None
         if is_captured or any(word in names for word in DIVERGING_HOOKS):
             return
@@ -355,20 +328,14 @@ class DdpModules:
             name: parameter
             for name, parameter in module.module.named_parameters()
             # Not one whose parts are on other ranks.
-            if name not in ignored
-            and type(parameter) in (torch.nn.Parameter, torch.Tensor)
+            if name not in ignored and type(parameter) in (torch.nn.Parameter, torch.Tensor)
         }
 
         trained = observed.trained()
         if not tensors or trained is None:
             return
-        hashes, is_ready = _copy_to_host(
-            hash_tensors(list(tensors.values()), trained.device)
-        )
-        kinds = {
-            name: f"{tensor.dtype} {list(tensor.shape)}"
-            for name, tensor in tensors.items()
-        }
+        hashes, is_ready = _copy_to_host(hash_tensors(list(tensors.values()), trained.device))
+        kinds = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items()}
         observed.pending.append(
             _PendingHashes(step, kinds, hashes, is_ready, self._settings(trained))
         )

@@ -84,9 +84,7 @@ class _WatchedScript:
         variables = own_variables()
         topology = topology_from(variables)
         self._rank = watch_script(variables)
-        self._heartbeat = (
-            HeartbeatWriter() if self._rank is None else self._rank.heartbeat
-        )
+        self._heartbeat = HeartbeatWriter() if self._rank is None else self._rank.heartbeat
         self._recorder: ScriptRecorder | None = None
         activity: HeartbeatWriter | None = None
         if self._rank is not None and topology is not None and topology.world_size > 1:
@@ -118,9 +116,7 @@ class _WatchedScript:
             self._error = error
             text = _unused_parameters(error) or str(error).partition("\n")[0]
             name = type(error).__name__
-            self._heartbeat.fail(
-                f"{name}: {text}" if text else name, failure_kind(error)
-            )
+            self._heartbeat.fail(f"{name}: {text}" if text else name, failure_kind(error))
 
     def _close(self) -> None:
         """The process ends: write what is new, and report that it left."""

@@ -20,14 +20,7 @@ from weakref import WeakSet
 from drumline.base.rank_environment import Topology, own_variables, topology_from
 from drumline.base.text import plural, print_message
 from drumline.parallel.scripts.script_recorder import ScriptRecorder
-from drumline.watch.heartbeat import (
-    BACKWARD,
-    DATA,
-    FORWARD,
-    OPTIMIZER,
-    HeartbeatWriter,
-    Phase,
-)
+from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER, HeartbeatWriter, Phase
 
 
 def observe_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
@@ -112,9 +105,7 @@ class _TorchObserver:
         self._activity.mark(self._phase)
         wrap_method(DistributedDataParallel, "__init__", self._build)
         wrap_method(DistributedDataParallel, "forward", self._timed(FORWARD))
-        wrap_method(
-            torch.Tensor, "backward", self._timed(BACKWARD, self._begin_backward)
-        )
+        wrap_method(torch.Tensor, "backward", self._timed(BACKWARD, self._begin_backward))
 
         # A rank waits for the others here, as in backward.
         wrap_method(Work, "wait", self._timed(BACKWARD))
@@ -130,9 +121,7 @@ class _TorchObserver:
         self._phase = phase
         self._activity.mark(phase)
 
-    def _timed(
-        self, phase: int, before: Callable[[], None] = lambda: None
-    ) -> Callable[..., Any]:
+    def _timed(self, phase: int, before: Callable[[], None] = lambda: None) -> Callable[..., Any]:
         """A wrapper for `wrap_method` that marks this phase while a call lasts."""
 
         def wrapper(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -166,9 +155,7 @@ class _TorchObserver:
         if self._is_observed():
             self._enter(Phase.BETWEEN)
 
-    def _build(
-        self, call: Callable[..., Any], module: Any, *args: Any, **kwargs: Any
-    ) -> None:
+    def _build(self, call: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> None:
         call(module, *args, **kwargs)
         self._recorder.record_facts()
         with contextlib.suppress(Exception):
@@ -206,9 +193,7 @@ class ScriptProfile:
     torch's modes, its hooks and Python's warnings are as they were. Only methods stay wrapped, and do
     what they did."""
 
-    def __init__(
-        self, steps: str, folder: Path, *, ends_script: bool, script: str
-    ) -> None:
+    def __init__(self, steps: str, folder: Path, *, ends_script: bool, script: str) -> None:
         self._steps = steps
         self._folder = folder
         self._ends_script = ends_script
@@ -334,9 +319,7 @@ class ScriptProfile:
     def _add(self, optimizer: Any) -> None:
         """It has taken its first step."""
         parameters = {
-            id(parameter)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
         }
         if not self._first_updated:
             self._first_updated = parameters
@@ -381,9 +364,7 @@ class ScriptProfile:
         process."""
         is_recording = self._capture is not None and self._capture.is_recording
         # What the script itself has printed of its failure is the reason.
-        has_succeeded = error is None or (
-            isinstance(error, SystemExit) and error.code in (None, 0)
-        )
+        has_succeeded = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         is_missing = has_succeeded and not is_recording and not self._has_finished
         if is_missing and self._topology.rank == 0:
             self._explain_nothing()
@@ -394,9 +375,7 @@ class ScriptProfile:
         try:
             leave_group()
         except Exception as error:  # its profile is written
-            print_message(
-                f"rank {self._topology.rank} could not leave its process group: {error}"
-            )
+            print_message(f"rank {self._topology.rank} could not leave its process group: {error}")
 
     def _explain_nothing(self) -> None:
         """No step was profiled: what was looked for, and what to do."""

@@ -65,9 +65,7 @@ class OtherProfilers:
             self._replace()
 
     def _replace(self) -> None:
-        for name, call in zip(
-            CALLS, (self._prepare, self._enable, self._disable), strict=True
-        ):
+        for name, call in zip(CALLS, (self._prepare, self._enable, self._disable), strict=True):
             setattr(profiler, name, call)
 
     def _prepare(self, *args: Any, **kwargs: Any) -> None:

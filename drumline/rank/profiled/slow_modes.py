@@ -19,11 +19,7 @@ TRACER = "a tracer (sys.settrace)"
 FOLLOWER = "a profiler of Python (sys.setprofile, as of cProfile)"
 ANOMALY_CALLS: dict[str, Callable[..., Any]] = {
     name: getattr(torch, name)
-    for name in (
-        "set_anomaly_enabled",
-        "is_anomaly_enabled",
-        "is_anomaly_check_nan_enabled",
-    )
+    for name in ("set_anomaly_enabled", "is_anomaly_enabled", "is_anomaly_check_nan_enabled")
 }
 
 

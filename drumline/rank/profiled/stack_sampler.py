@@ -136,10 +136,7 @@ _FOLDERS = {
     f"{Path(drumline.__file__).parent}{os.sep}": "drumline",
     f"{Path(torch.__file__).parent}{os.sep}": "torch",
     # Packages may be inside the library.
-    **{
-        f"{_PATHS[name]}{os.sep}": ""
-        for name in ("purelib", "platlib", "stdlib", "platstdlib")
-    },
+    **{f"{_PATHS[name]}{os.sep}": "" for name in ("purelib", "platlib", "stdlib", "platstdlib")},
 }
 
 
@@ -166,9 +163,7 @@ def runnable_ns(times: ThreadTimes) -> int:
 def other_threads_ns() -> dict[int, int]:
     """How long each Python thread but the present one could run."""
     times = thread_times(os.getpid())
-    threads = {thread.native_id for thread in threading.enumerate()} - {
-        threading.get_native_id()
-    }
+    threads = {thread.native_id for thread in threading.enumerate()} - {threading.get_native_id()}
     return {number: runnable_ns(times[number]) for number in threads if number in times}
 
 
@@ -198,9 +193,7 @@ def _line_of(frame: FrameType) -> SampledLine:
     """A comprehension is a part of the function around it."""
     code = frame.f_code
     function = code.co_qualname.partition(".<locals>.<")[0]
-    return SampledLine(
-        file=code.co_filename, line=frame.f_lineno or 0, function=function
-    )
+    return SampledLine(file=code.co_filename, line=frame.f_lineno or 0, function=function)
 
 
 def line_of_user(frame: FrameType | None) -> SampledLine:
@@ -249,9 +242,7 @@ class StackSampler:
         self._last_cpu_ns = 0
         self._is_ended = False
         self._switch_interval_s = sys.getswitchinterval()
-        self._thread = threading.Thread(
-            target=self._run, name="drumline-sampler", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="drumline-sampler", daemon=True)
 
     def start(self, *, is_alone: bool = True) -> None:
         """`is_alone`: no other thread competes for the GIL."""
@@ -347,9 +338,7 @@ class StackSampler:
             return 0
         return self._lines.setdefault(line, len(self._lines))
 
-    def _describe(
-        self, frame: FrameType | None, outermost: CodeType | None = None
-    ) -> _Seen | None:
+    def _describe(self, frame: FrameType | None, outermost: CodeType | None = None) -> _Seen | None:
         """The outermost phase, and the innermost line of the user's. None: the thread ran meanwhile,
         and the stack does not end with `outermost`."""
         phase = REST
@@ -364,9 +353,7 @@ class StackSampler:
             code = frame.f_code
             entered = self._phases.get(code)
             if entered == END:
-                return _Seen(
-                    phase, line, outermost_line if statement == NO_LINE else statement
-                )
+                return _Seen(phase, line, outermost_line if statement == NO_LINE else statement)
 
             package = package_of(code.co_filename)
             library = library or package
@@ -380,12 +367,7 @@ class StackSampler:
 
             if entered == "forward" and is_evaluating:
                 entered = EVALUATION
-            if (
-                entered == "backward"
-                and phase == REST
-                and line != NO_LINE
-                and not is_gradient
-            ):
+            if entered == "backward" and phase == REST and line != NO_LINE and not is_gradient:
                 phase = IN_BACKWARD
             elif entered is not None and INSIDE.get(phase) != entered:
                 phase = entered
@@ -418,9 +400,7 @@ class StackSampler:
             return
         times: dict[SampledLine, Counter[int]] = defaultdict(Counter)
         began_ns = self._began_ns
-        for (until_ns, _, phase, _), statement in zip(
-            self._rows, self._statements, strict=True
-        ):
+        for (until_ns, _, phase, _), statement in zip(self._rows, self._statements, strict=True):
             times[statement][phase] += until_ns - began_ns
             began_ns = until_ns
 
@@ -444,14 +424,9 @@ class StackSampler:
         if event == "start":
             view = self._describe(sys._getframe().f_back)
             self._collection_began = (now_ns, NO_LINE if view is None else view.line)
-        elif (
-            self._collection_began is not None
-            and len(self._collections) < MOST_COLLECTIONS
-        ):
+        elif self._collection_began is not None and len(self._collections) < MOST_COLLECTIONS:
             began_ns, line = self._collection_began
-            self._collections.append(
-                Collection(began_ns, now_ns, self._number_of(line))
-            )
+            self._collections.append(Collection(began_ns, now_ns, self._number_of(line)))
 
     # Other threads
 
@@ -467,9 +442,7 @@ class StackSampler:
                 continue
             before = self._threads_before.get(number, NEW_THREAD)
             cpu_ns = runnable_ns(times[number]) - runnable_ns(before)
-            _, line = max(
-                lines, key=lambda row: (row[1] != NO_LINE, self._other_lines[row])
-            )
+            _, line = max(lines, key=lambda row: (row[1] != NO_LINE, self._other_lines[row]))
             uses.append(ThreadUse(thread.name, cpu_ns / 1e9, self._number_of(line)))
 
         return sorted(uses, key=lambda use: -use.cpu_s)[:MOST_THREADS]

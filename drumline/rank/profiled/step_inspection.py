@@ -90,9 +90,7 @@ class _Call:
             return self.waste, self.part
         if self.used is None:
             return "unused_output", 1.0
-        return (
-            ("zero_gradients", 1 - self.used) if self.used <= FEW_ROWS else (None, 0.0)
-        )
+        return ("zero_gradients", 1 - self.used) if self.used <= FEW_ROWS else (None, 0.0)
 
     def is_inside_wasted(self) -> bool:
         """Whether a call that it is a part of is wasted."""
@@ -238,9 +236,7 @@ class StepInspection:
         self._calls.append(call)
         call.began_s = self._now_s
 
-    def _look_at_inputs(
-        self, call: _Call, inputs: Any, tensors: Sequence[Tensor]
-    ) -> None:
+    def _look_at_inputs(self, call: _Call, inputs: Any, tensors: Sequence[Tensor]) -> None:
         """Whether a call gets the same numbers as an earlier one, or the same samples several times."""
         if isinstance(call.module, str | nn.RNNBase):
             call.waste = _slow_numbers(tensors)
@@ -296,9 +292,7 @@ class StepInspection:
 
     def _wasted_calls(self) -> Iterator[WastedWork]:
         """By kind, module and line, as parts of the forward passes."""
-        outermost_s = sum(
-            call.seconds for call in self._calls if self._is_forward(call)
-        )
+        outermost_s = sum(call.seconds for call in self._calls if self._is_forward(call))
         has_backward = any(call.used is not None for call in self._calls)
         seconds: dict[tuple[WasteKind, str, SampledLine], float] = defaultdict(float)
         for call in self._calls:
@@ -308,9 +302,7 @@ class StepInspection:
                 seconds[kind, self._name_of(call), call.line] += part * call.seconds
 
         for (kind, name, line), wasted_s in seconds.items():
-            yield WastedWork(
-                kind=kind, part=wasted_s / outermost_s, module=name, line=line
-            )
+            yield WastedWork(kind=kind, part=wasted_s / outermost_s, module=name, line=line)
 
     def _name_of(self, call: _Call) -> str:
         """The name of its module, or of that which computes the product."""
@@ -339,10 +331,7 @@ class StepInspection:
         }
         num_bytes = sum(gradient.nbytes for gradient in dense.values())
         for table in (part for root in self._modules for part in root.modules()):
-            if (
-                isinstance(table, nn.Embedding | nn.EmbeddingBag)
-                and id(table.weight) in dense
-            ):
+            if isinstance(table, nn.Embedding | nn.EmbeddingBag) and id(table.weight) in dense:
                 gradient = dense[id(table.weight)]
                 unused = 1 - _rows_with_numbers(gradient)
                 yield WastedWork(
@@ -414,9 +403,7 @@ def _on_gradient(call: _Call, gradient: Tensor) -> None:
     with suppress(Exception):
         if gradient.device.type == "cpu" and _has_denormals(gradient):
             call.waste = call.waste or "denormals"
-        rows = (
-            gradient if isinstance(call.module, nn.Linear) else gradient.reshape(1, -1)
-        )
+        rows = gradient if isinstance(call.module, nn.Linear) else gradient.reshape(1, -1)
         used = _rows_with_numbers(rows)
         if rows.count_nonzero() < SOME_NUMBERS * used * rows.numel():
             used = 1.0

@@ -147,10 +147,7 @@ class ChildTimes:
 
     def _now(self) -> dict[int, ThreadTimes]:
         """Of the main thread of each, which makes the batches."""
-        return {
-            pid: thread_times(pid).get(pid, NEW_THREAD)
-            for pid in descendants(os.getpid())
-        }
+        return {pid: thread_times(pid).get(pid, NEW_THREAD) for pid in descendants(os.getpid())}
 
 
 def _name_of(pid: int) -> str:
@@ -227,6 +224,4 @@ class SyncLines:
         while frame is not None and frame.f_code.co_filename.startswith(NOT_OF_USER):
             frame = frame.f_back
         if frame is not None and len(self.lines) < MOST_SYNC_LINES:
-            self.lines.append(
-                (time.time_ns(), f"{frame.f_code.co_filename}:{frame.f_lineno}")
-            )
+            self.lines.append((time.time_ns(), f"{frame.f_code.co_filename}:{frame.f_lineno}"))

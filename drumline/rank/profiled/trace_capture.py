@@ -207,24 +207,14 @@ class TraceCapture:
         earlier profile left of them. OSError is raised only
         after the last collective, so that no rank waits for another."""
         received = []
-        for path in (
-            trace_path(self._folder, self._rank),
-            facts_path(self._folder, self._rank),
-        ):
-            files = gather_json(
-                (path.name, file_version(path) if self._is_written else None)
-            )
+        for path in (trace_path(self._folder, self._rank), facts_path(self._folder, self._rank)):
+            files = gather_json((path.name, file_version(path) if self._is_written else None))
             is_seen = gather_json(
-                [
-                    file_version(self._folder / name) == version
-                    for name, version in files
-                ]
+                [file_version(self._folder / name) == version for name, version in files]
             )[0]
             is_sent = self._is_written and not is_seen[self._rank]
             content = path.read_bytes() if is_sent else b""
-            sent = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[
-                : len(content)
-            ]
+            sent = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
             parts = gather_on_main(sent, gather_json(len(content)))
             received += list(zip(files, is_seen, parts, strict=False))
 
@@ -298,9 +288,7 @@ class TraceCapture:
             self._profiler.start_trace()
         self._tracers = python_tracers()
         marked = {code_of(TraceCapture.marked): "data"}
-        sampler = StackSampler(
-            {**phases_of_torch(), **marked, **self.phases}, self.modules
-        )
+        sampler = StackSampler({**phases_of_torch(), **marked, **self.phases}, self.modules)
         self._observation = StepObservation(
             sampler, has_gpu=self._is_gpu, is_alone=not self._has_busy_thread()
         )
@@ -409,9 +397,7 @@ class TraceCapture:
             first_step=self._steps.start,
             num_steps=num_steps,
             bucket_bytes=bucket_bytes(data),
-            num_models=sum(
-                isinstance(part, DistributedDataParallel) for part in self.modules
-            ),
+            num_models=sum(isinstance(part, DistributedDataParallel) for part in self.modules),
             tensor_bytes=tensor_bytes(self.modules, data),
             unprofiled_step_s=self._unprofiled_s,
             slow_modes_s=self._slow_modes_s(),
@@ -481,8 +467,7 @@ def wait_for_collectives() -> bool:
 def has_open_collectives() -> bool:
     """Whether gloo still works on one. What a version of torch does not record counts as ended."""
     return any(
-        str(entry.get("profiling_name")).startswith("gloo:")
-        and not entry.get("retired", True)
+        str(entry.get("profiling_name")).startswith("gloo:") and not entry.get("retired", True)
         for entry in recorded_collectives()
         if not entry.get("is_p2p")
     )
@@ -521,10 +506,7 @@ def file_version(path: Path) -> list[int] | None:
 
 
 def ddp_module(modules: Iterable[torch.nn.Module]) -> DistributedDataParallel | None:
-    return next(
-        (module for module in modules if isinstance(module, DistributedDataParallel)),
-        None,
-    )
+    return next((module for module in modules if isinstance(module, DistributedDataParallel)), None)
 
 
 def ddp_data(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
@@ -541,9 +523,7 @@ def bucket_bytes(data: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes.split(",") if size.strip().isdigit())
 
 
-def tensor_bytes(
-    modules: Iterable[torch.nn.Module], data: Mapping[str, Any]
-) -> tuple[int, ...]:
+def tensor_bytes(modules: Iterable[torch.nn.Module], data: Mapping[str, Any]) -> tuple[int, ...]:
     """The sizes of the gradients in the order in which DDP puts them into buckets: that of the
     first backward pass. Empty: not known, as where parameters may be unused, since DDP then keeps
     the buckets that it made before that pass."""

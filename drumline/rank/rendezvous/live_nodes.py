@@ -104,17 +104,12 @@ class LiveNodes:
             members = self.latest.members
             lost = [member for member in members if self.stores.connect(member) is None]
             if lost:
-                raise dist.DistStoreError(
-                    f"{join_names(lost)} left before the group began"
-                )
+                raise dist.DistStoreError(f"{join_names(lost)} left before the group began")
 
     def check_finished(self) -> None:
         """Called while this rank waits for others: raises RunIsOver if there is nobody to wait for,
         because the run has finished without this node."""
-        if (
-            not self.latest.members
-            and time.monotonic() > self._checked_at + CHECK_FINISHED_S
-        ):
+        if not self.latest.members and time.monotonic() > self._checked_at + CHECK_FINISHED_S:
             self._checked_at = time.monotonic()
             if self._has_finished():
                 raise RunIsOver
@@ -154,16 +149,12 @@ class LiveNodes:
         if self.is_first:
             address = rendezvous.addresses[place] if launched.rank else None
             port = 0 if launched.rank else launched.master_port
-            self.stores.host(
-                address or launched.master_addr, port, timeout_s=self._patience_s
-            )
+            self.stores.host(address or launched.master_addr, port, timeout_s=self._patience_s)
             rendezvous.store.set(f"live/{place}", json.dumps(asdict(self.stores.card)))
 
         keys = [f"live/{number}" for number in range(len(rendezvous.nodes))]
         cards = rendezvous.store.multi_get(keys)
-        self.latest = NodeGroup(
-            0, tuple(LiveNode(**json.loads(card)) for card in cards)
-        )
+        self.latest = NodeGroup(0, tuple(LiveNode(**json.loads(card)) for card in cards))
 
         # Where no launcher gave it to all.
         self.stores.process = self.latest.members[place].process
@@ -202,9 +193,7 @@ class LiveNodes:
                     return
                 if leads:
                     joiners = self.stores.lobby(node_store)
-                    self.has_joiner = any(
-                        joiner.probe() == "open" for joiner in joiners
-                    )
+                    self.has_joiner = any(joiner.probe() == "open" for joiner in joiners)
                 if leads and self.number > 0:
                     self.stores.redirect_first_node(self.latest)
         except RuntimeError:
@@ -220,12 +209,8 @@ class LiveNodes:
     def _close_connections(self) -> None:
         """What a rank waits for in a collective then fails at once, here and on the other side:
         gloo's own abort does not end it."""
-        stores = {member.port for member in self.latest.members} | {
-            self._launched.master_port
-        }
-        close_connections(
-            {member.address for member in self.latest.members}, but=stores
-        )
+        stores = {member.port for member in self.latest.members} | {self._launched.master_port}
+        close_connections({member.address for member in self.latest.members}, but=stores)
 
     # The group ends
 
@@ -244,19 +229,13 @@ class LiveNodes:
             has_begun = self._watcher is not None
             if isinstance(change, PreflightError) and has_begun:  # its launcher ends
                 raise PreflightError(what, next_step=change.next_step) from change
-            raise TrainingError(
-                what, next_step="nothing: its launcher starts it again"
-            ) from change
+            raise TrainingError(what, next_step="nothing: its launcher starts it again") from change
 
         return True
 
     def is_lost(self, error: RuntimeError) -> bool:
         """Whether this error means that a node has left the group."""
-        lost = (
-            self.is_broken
-            or isinstance(error, dist.DistError)
-            or self._is_lost_peer(error)
-        )
+        lost = self.is_broken or isinstance(error, dist.DistError) or self._is_lost_peer(error)
         self.is_broken |= lost
         return lost
 
@@ -303,9 +282,7 @@ class LiveNodes:
                 time.sleep(POLL_S)
             self.latest = NodeGroup.decode(decision) or before
 
-        if self.stores.process not in [
-            member.process for member in self.latest.members
-        ]:
+        if self.stores.process not in [member.process for member in self.latest.members]:
             this_node = f"node {self.number} ({self._launched.host})"
             raise TrainingError(
                 f"the other nodes continue without {this_node}, which did not answer in time",
@@ -371,9 +348,7 @@ class LiveNodes:
                 raise dist.DistStoreError(f"{first} has joined, and decides now")
             if notice.is_due() and self.is_first:
                 names = join_names(group.members)
-                print_message(
-                    f"node {self.number} waits to join {names} after their next round"
-                )
+                print_message(f"node {self.number} waits to join {names} after their next round")
             time.sleep(WATCH_S)
 
         self.latest = NodeGroup.decode(decision) or self.latest

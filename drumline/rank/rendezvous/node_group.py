@@ -47,9 +47,7 @@ class LiveNode:
         """Whether something listens there: `open`, or `refused` by its host. `silent`: the host is
         lost, or a network is cut; then the node may still train."""
         try:
-            socket.create_connection(
-                (self.address, self.port), timeout=CONNECT_S
-            ).close()
+            socket.create_connection((self.address, self.port), timeout=CONNECT_S).close()
         except ConnectionError:
             return "refused"
         except OSError:
@@ -113,11 +111,7 @@ class NodeStores:
         self.own_store: SealedStore | None = None
         """The store of this node."""
         self.card = LiveNode(
-            topology.rank // topology.local_world_size,
-            topology.host,
-            "",
-            0,
-            self.process,
+            topology.rank // topology.local_world_size, topology.host, "", 0, self.process
         )
         """This node, once its first rank, which is this one, has a store."""
         self.dead_processes: set[str] = set()
@@ -137,11 +131,7 @@ class NodeStores:
         if self.own_store is not None:
             return
         if self.card.number == 0:
-            self.host(
-                self._topology.master_addr,
-                self._topology.master_port,
-                timeout_s=timeout_s,
-            )
+            self.host(self._topology.master_addr, self._topology.master_port, timeout_s=timeout_s)
             return
 
         endpoint = (peer.address, peer.port)
@@ -239,10 +229,7 @@ class NextGroup:
         until = time.monotonic() + self.before.longest_change_s(self.patience_s)
         while (store := self.stores.connect(member)) is not None:
             with contextlib.suppress(RuntimeError):
-                store.set(
-                    f"arrived/{self.before.generation}/{self._number}",
-                    self.stores.process,
-                )
+                store.set(f"arrived/{self.before.generation}/{self._number}", self.stores.process)
                 decision = store.peek(self._key)
                 if decision is not None:
                     return NodeGroup.decode(decision)
@@ -300,17 +287,13 @@ class NextGroup:
     def _group_of(self, arrived: list[LiveNode], own_store: SealedStore) -> NodeGroup:
         """The nodes that arrived, and those that wait to join them, which are told so."""
         lobby = self.stores.lobby(own_store)
-        joining = [
-            joiner for joiner in lobby if self.stores.connect(joiner) is not None
-        ]
+        joining = [joiner for joiner in lobby if self.stores.connect(joiner) is not None]
         joining_numbers = {joiner.number for joiner in joining}
         staying = [member for member in arrived if member.number not in joining_numbers]
         lost = [member for member in self.before.members if member not in staying]
         decided = NodeGroup(
             generation=self.before.generation + 1,
-            members=tuple(
-                sorted([*staying, *joining], key=lambda member: member.number)
-            ),
+            members=tuple(sorted([*staying, *joining], key=lambda member: member.number)),
             lost=tuple(map(str, lost)),
             joined=tuple(map(str, joining)),
         )

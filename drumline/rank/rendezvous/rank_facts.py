@@ -60,8 +60,7 @@ def rank_facts(
     return {
         "versions": versions(device),
         "variables": {
-            f"the variable {name}": environment.get(name)
-            or DEFAULTS.get(name, "not set")
+            f"the variable {name}": environment.get(name) or DEFAULTS.get(name, "not set")
             for name in names
         },
         "settings": {
@@ -89,9 +88,7 @@ def versions(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        facts["NCCL's version"] = (
-            ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
-        )
+        facts["NCCL's version"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
         facts["cuDNN's version"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
 
     return facts
@@ -114,9 +111,7 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """The value in JSON's types, the same on every rank for the same value."""
-    return json.loads(
-        json.dumps(value, default=_simplified, skipkeys=True), parse_constant=str
-    )
+    return json.loads(json.dumps(value, default=_simplified, skipkeys=True), parse_constant=str)
 
 
 def _simplified(value: Any) -> Any:
@@ -143,9 +138,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def code_hashes() -> dict[str, str]:
     """A short hash by the name of each module of the user's own code and of Drumline."""
-    library = tuple(
-        f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib")
-    )
+    library = tuple(f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib"))
     hashes = {}
     for name, module in sorted(sys.modules.items()):
         try:
@@ -154,9 +147,7 @@ def code_hashes() -> dict[str, str]:
             is_installed = file.startswith(library) or any(
                 f"/{word}/" in file for word in INSTALLED
             )
-            if not file.endswith(".py") or (
-                is_installed and name.partition(".")[0] != OWN
-            ):
+            if not file.endswith(".py") or (is_installed and name.partition(".")[0] != OWN):
                 continue
             text = Path(file).read_bytes()
         except (AttributeError, KeyError, OSError):

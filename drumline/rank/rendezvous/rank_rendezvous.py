@@ -26,13 +26,7 @@ from drumline.base.text import named_ranks, number_ranges, print_message
 from drumline.net.dial import FIRST_NOTICE_S, WaitNotice
 from drumline.net.interfaces import outward_address
 from drumline.net.key_exchange import KeyPair, unwrap_secret, wrap_secret
-from drumline.rank.rendezvous.rank_store import (
-    Decision,
-    announce,
-    follow,
-    outcome,
-    value_of,
-)
+from drumline.rank.rendezvous.rank_store import Decision, announce, follow, outcome, value_of
 from drumline.rank.sealed_store import SealedStore, check_secret, document
 from drumline.watch.fact_differences import Facts, check_differences
 
@@ -44,13 +38,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
 CURRENT = "rendezvous"
 JOINED = "decision/joined"
-CARD: dict[str, type] = {
-    "name": str,
-    "host": str,
-    "machine": str,
-    "local_rank": int,
-    "digest": str,
-}
+CARD: dict[str, type] = {"name": str, "host": str, "machine": str, "local_rank": int, "digest": str}
 Card = Mapping[str, Any]
 """What a rank publishes of itself."""
 
@@ -197,9 +185,7 @@ class _Joining:
         # no secret was given: each rank gets one for this start, wrapped
         if self.keys is not None:
             keys = wrap_secret(self.keys, self.secret, cards, self.namespace)
-        return announce(
-            self.part, JOINED, lambda: self._decide(cards), names=names, keys=keys
-        )
+        return announce(self.part, JOINED, lambda: self._decide(cards), names=names, keys=keys)
 
     def follow_rank_0(self) -> Decision:
         """On the other ranks: enter whatever rendezvous is the current one, until one has this rank
@@ -209,17 +195,13 @@ class _Joining:
             self.check(self.store)
             decision = self._announced()
             if decision is not None:
-                listed_name, host = decision["names"].get(
-                    str(self.topology.rank), (None, "")
-                )
+                listed_name, host = decision["names"].get(str(self.topology.rank), (None, ""))
                 is_for_fewer = listed_name is None and "what" not in decision
                 if listed_name == self.name or is_for_fewer:
                     return decision
 
             check_secret(self.store, "rank 0")
-            if time.monotonic() > self.deadline + (
-                DECISION_GRACE_S if self.namespace else 0
-            ):
+            if time.monotonic() > self.deadline + (DECISION_GRACE_S if self.namespace else 0):
                 if listed_name:
                     raise _duplicate(self.topology, host)
                 raise too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
@@ -240,9 +222,7 @@ class _Joining:
         rank = self.topology.rank
         if rank > 0:
             who = f"rank {rank} on {self.topology.host}"
-            self.secret = unwrap_secret(
-                self.keys, decision["keys"], rank, self.namespace, who=who
-            )
+            self.secret = unwrap_secret(self.keys, decision["keys"], rank, self.namespace, who=who)
         return self.part.resealed(self.secret)
 
     def _enter(self, namespace: str) -> None:
@@ -273,9 +253,7 @@ class _Joining:
             "nodes": nodes,
             "hosts": [card["host"] for card in firsts],
             "addresses": [card.get("address") for card in firsts],
-            "services": [
-                value_of(card.get("service", {"value": {}})) for card in firsts
-            ],
+            "services": [value_of(card.get("service", {"value": {}})) for card in firsts],
         }
 
     def _cards(self) -> dict[int, dict[str, Any]]:
@@ -294,12 +272,8 @@ class _Joining:
             text = waiting_for(self.topology, hosts)
             # Once on each host, and after that from one rank alone.
             is_first_notice = self.topology.local_rank == 0 and self.notice.count == 1
-            if text and (
-                is_first_notice or self.topology.rank == min(hosts, default=1)
-            ):
-                print_message(
-                    f"{text} ({self.notice.waited_s:.0f} s of {self.timeout_s:g} s)"
-                )
+            if text and (is_first_notice or self.topology.rank == min(hosts, default=1)):
+                print_message(f"{text} ({self.notice.waited_s:.0f} s of {self.timeout_s:g} s)")
 
         time.sleep(self.pause_s)
         self.pause_s = min(LAST_POLL_S, self.pause_s * 1.3)
@@ -344,9 +318,7 @@ def waiting_for(topology: Topology, hosts: Mapping[int, str]) -> str:
     return f"{who} waits for {_named(missing, hosts, topology)}" if missing else ""
 
 
-def too_late(
-    topology: Topology, hosts: Mapping[int, str], *, timeout_s: float
-) -> PreflightError:
+def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) -> PreflightError:
     """The start timeout is over, and only these ranks are here."""
     if not hosts:
         return PreflightError(
@@ -358,9 +330,7 @@ def too_late(
     by_host = defaultdict(list)
     for rank, host in hosts.items():
         by_host[host].append(rank)
-    here = ", ".join(
-        f"{number_ranges(ranks)} on {host}" for host, ranks in by_host.items()
-    )
+    here = ", ".join(f"{number_ranges(ranks)} on {host}" for host, ranks in by_host.items())
     return PreflightError(
         f"{len(missing)} of {topology.world_size} ranks did not start within {timeout_s:g} s: "
         f"missing {_named(missing, hosts, topology)}; here: {here}",
@@ -370,11 +340,7 @@ def too_late(
 
 def _missing(hosts: Mapping[int, str], topology: Topology) -> list[int]:
     """The ranks that have not joined; while rank 0 has not, nobody knows of the others."""
-    return (
-        [rank for rank in range(topology.world_size) if rank not in hosts]
-        if hosts
-        else [0]
-    )
+    return [rank for rank in range(topology.world_size) if rank not in hosts] if hosts else [0]
 
 
 def _named(missing: list[int], hosts: Mapping[int, str], topology: Topology) -> str:
@@ -419,6 +385,4 @@ def group_by_node(cards: Mapping[int, Card]) -> list[tuple[int, ...]]:
         launcher = first_ranks[rank] if are_consecutive else 0
         nodes[card["host"], card["machine"], launcher].append(rank)
 
-    return [
-        tuple(sorted(ranks, key=local_ranks.__getitem__)) for ranks in nodes.values()
-    ]
+    return [tuple(sorted(ranks, key=local_ranks.__getitem__)) for ranks in nodes.values()]

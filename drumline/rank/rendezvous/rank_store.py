@@ -61,14 +61,10 @@ def open_store(
     return SealedStore(store, topology.secret)
 
 
-def host_store(
-    address: str, port: int, *, timeout_s: float
-) -> tuple[dist.TCPStore, int]:
+def host_store(address: str, port: int, *, timeout_s: float) -> tuple[dist.TCPStore, int]:
     """The store of this process at that port (0: any that is free), opened if there is none; and
     its port."""
-    store = _hosted.get(port) or open_tcp_store(
-        address, port, timeout_s=timeout_s, bound=address
-    )
+    store = _hosted.get(port) or open_tcp_store(address, port, timeout_s=timeout_s, bound=address)
     _hosted[store.port] = store
     return store, store.port
 
@@ -127,19 +123,12 @@ def agree(
     """Collective: what `decide` returns on rank 0; the PreflightError that it raises is raised on
     every rank."""
     if topology.rank == 0:
-        return follow(
-            store,
-            key,
-            announce(store, key, decide),
-            num_readers=topology.world_size - 1,
-        )
+        return follow(store, key, announce(store, key, decide), num_readers=topology.world_size - 1)
     store.wait([key], timedelta(seconds=max(1.0, deadline - time.monotonic())))
     return follow(store, key, json.loads(store.get(key)))
 
 
-def announce(
-    store: SealedStore, key: str, decide: Callable[[], Any], **fields: Any
-) -> Decision:
+def announce(store: SealedStore, key: str, decide: Callable[[], Any], **fields: Any) -> Decision:
     """On rank 0: decide, and publish it. `fields`: what the others should know in any
     case."""
     decision = {**fields, **outcome(decide)}
@@ -161,11 +150,7 @@ def follow(
         read = f"{key}/read"
         store.add(read, 0 if num_readers else 1)
         until = time.monotonic() + read_s
-        while (
-            num_readers
-            and store.add(read, 0) < num_readers
-            and time.monotonic() < until
-        ):
+        while num_readers and store.add(read, 0) < num_readers and time.monotonic() < until:
             time.sleep(POLL_S)
     return value_of(decision)
 
@@ -176,10 +161,7 @@ def outcome(make: Callable[[], Any], *, host: str = "") -> Decision:
     try:
         return {"value": make()}
     except PreflightError as error:
-        return {
-            "what": f"{error.what}, on {host}" if host else error.what,
-            "next": error.next_step,
-        }
+        return {"what": f"{error.what}, on {host}" if host else error.what, "next": error.next_step}
 
 
 def value_of(decision: Decision) -> Any:

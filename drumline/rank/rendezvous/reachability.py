@@ -21,13 +21,7 @@ from typing import Any, TypedDict
 from drumline.base.errors import PreflightError, as_list
 from drumline.base.rank_environment import Topology
 from drumline.base.text import join_names, print_message
-from drumline.net.dial import (
-    ProbeListener,
-    ProbeTarget,
-    Reason,
-    explained_closed,
-    probe_hosts,
-)
+from drumline.net.dial import ProbeListener, ProbeTarget, Reason, explained_closed, probe_hosts
 from drumline.net.interfaces import (
     GLOO_VARIABLE,
     NCCL_VARIABLE,
@@ -96,8 +90,7 @@ def check_reachability(
 
     pairs = zip(rendezvous.services, services, strict=True)
     return replace(
-        rendezvous,
-        services=tuple({**prepared, **listening} for prepared, listening in pairs),
+        rendezvous, services=tuple({**prepared, **listening} for prepared, listening in pairs)
     )
 
 
@@ -123,8 +116,7 @@ class _ReachabilityCheck:
         chosen = choose_interface(networks, environment)
         towards = interface_towards(networks, topology.master_addr)
         served = outcome(
-            lambda: service.listen(self.rendezvous) if service else {},
-            host=topology.host,
+            lambda: service.listen(self.rendezvous) if service else {}, host=topology.host
         )
         fact: dict[str, Any] = {
             "host": topology.host,
@@ -156,16 +148,11 @@ class _ReachabilityCheck:
         """Publish which hosts this one cannot reach, and which of its networks works."""
         facts = self._read("listener")
         peers = [fact for rank, fact in facts.items() if rank != self.topology.rank]
-        failed = probe_hosts(
-            [ProbeTarget(**fact["target"]) for fact in peers if "target" in fact]
-        )
+        failed = probe_hosts([ProbeTarget(**fact["target"]) for fact in peers if "target" in fact])
 
         # The network that leads to the store is one that works; on the store's own host, the one
         # that leads back.
-        sources = [
-            self.topology.master_addr,
-            *(fact["source"] for fact in peers if fact["source"]),
-        ]
+        sources = [self.topology.master_addr, *(fact["source"] for fact in peers if fact["source"])]
         leading = (interface_towards(interfaces(), source) for source in sources)
         working = next(filter(None, leading), None)
         result = {"failed": failed, "working": working and working.name}
@@ -181,12 +168,7 @@ class _ReachabilityCheck:
 
         targets = {rank: ProbeTarget(**fact["target"]) for rank, fact in facts.items()}
         closed = [
-            ClosedPath(
-                targets[source],
-                targets[int(rank)],
-                reason,
-                probed[int(rank)]["working"],
-            )
+            ClosedPath(targets[source], targets[int(rank)], reason, probed[int(rank)]["working"])
             for source, result in probed.items()
             for rank, reason in result["failed"].items()
         ]
@@ -198,19 +180,12 @@ class _ReachabilityCheck:
         """What the first rank of each node has published, by rank."""
         store = self.rendezvous.store
         keys = [f"{kind}/{rank}" for rank in self.firsts]
-        store.wait(
-            keys, timedelta(seconds=max(1.0, self.options.deadline - time.monotonic()))
-        )
+        store.wait(keys, timedelta(seconds=max(1.0, self.options.deadline - time.monotonic())))
         texts = store.multi_get(keys)
-        return {
-            rank: json.loads(text)
-            for rank, text in zip(self.firsts, texts, strict=True)
-        }
+        return {rank: json.loads(text) for rank, text in zip(self.firsts, texts, strict=True)}
 
 
-def _no_network(
-    fact: Mapping[str, Any], working: str | None, backend: str
-) -> PreflightError:
+def _no_network(fact: Mapping[str, Any], working: str | None, backend: str) -> PreflightError:
     """The variable of the backend names no network of this host."""
     variable = VARIABLES.get(backend, "")
     networks = ", ".join(fact["networks"])
@@ -236,9 +211,7 @@ class ClosedPath:
 
     @property
     def is_wrong_network(self) -> bool:
-        is_loopback = (
-            self.target.address.startswith("127.") or self.target.address == "::1"
-        )
+        is_loopback = self.target.address.startswith("127.") or self.target.address == "::1"
         return is_loopback or self.working not in (None, self.target.interface)
 
 
@@ -272,23 +245,15 @@ def _line(path: ClosedPath, who: str) -> str:
     """One closed path in a sentence; `who` tried it."""
     target = path.target
     why = explained_closed(path.reason)
-    where = (
-        f"{target.address} ({target.interface})" if target.interface else target.address
-    )
+    where = f"{target.address} ({target.interface})" if target.interface else target.address
     if path.is_wrong_network:
-        hint = (
-            f"; {path.working} is the one that leads to the other hosts"
-            if path.working
-            else ""
-        )
+        hint = f"; {path.working} is the one that leads to the other hosts" if path.working else ""
         return (
             f"{target.host} takes data on the wrong network, {where}, where {who} cannot reach it: port {target.port}: "
             f"{why}{hint}"
         )
 
-    return (
-        f"{who} cannot reach {target.host}'s data port {target.port} at {where}: {why}"
-    )
+    return f"{who} cannot reach {target.host}'s data port {target.port} at {where}: {why}"
 
 
 def _fixes(paths: Sequence[ClosedPath], backend: str) -> list[str]:
@@ -340,9 +305,7 @@ def check_data_ports(
     ]
 
     first = min(cards)
-    refuse_closed_paths(
-        [path for path in paths if path.target.rank == first], backend=""
-    )
+    refuse_closed_paths([path for path in paths if path.target.rank == first], backend="")
     for line in closed_lines(paths):
         print_message(f"warning: {line}; ranks that send data there will block")
 
@@ -350,10 +313,5 @@ def check_data_ports(
 def _target(card: NodeCard) -> ProbeTarget:
     """Where the launcher of a node listens."""
     return ProbeTarget(
-        card["rank"],
-        card["host"],
-        "",
-        card["address"],
-        card["probe_port"],
-        card["probe_token"],
+        card["rank"], card["host"], "", card["address"], card["probe_port"], card["probe_token"]
     )

@@ -89,23 +89,17 @@ class JobConnection:
     ) -> None:
         """From here on a sidecar watches this rank, where it can. `sign` changes as the rank makes
         progress."""
-        self._watched = watch_rank(
-            node.options(self.rendezvous), node.listener, self.topology.rank
-        )
+        self._watched = watch_rank(node.options(self.rendezvous), node.listener, self.topology.rank)
         if self._watched is not None:
             self.heartbeat = self._watched.heartbeat
             self.heartbeat.mark(Phase.USER)
-            self._monitor = ProgressMonitor(
-                self.heartbeat, patience_s=config.hang_s, sign=sign
-            )
+            self._monitor = ProgressMonitor(self.heartbeat, patience_s=config.hang_s, sign=sign)
 
     def mark_compilations(self) -> None:
         """From here on the heartbeat shows when torch compiles, if its compiler is loaded."""
         handler = compiler_callbacks()
         if handler is not None:
-            self.compilations = self.compilations or CompileMarks(
-                self.heartbeat, handler
-            )
+            self.compilations = self.compilations or CompileMarks(self.heartbeat, handler)
             self.compilations.attach()
 
     def note_failure(self, error: BaseException) -> None:
@@ -125,16 +119,12 @@ class JobConnection:
         peer, the sidecar decides."""
         first = None
         if self.rendezvous is not None:
-            by_rank_0 = (
-                not self.topology.agent_hosts_store and self.topology.world_size > 1
-            )
+            by_rank_0 = not self.topology.agent_hosts_store and self.topology.world_size > 1
             first = claim_failure(
                 self.rendezvous.store, failure, error, rank_0_hosts_store=by_rank_0
             )
 
-        if (first is None or first.is_assumed) and failure_kind(
-            error
-        ) is FailureKind.LOST_PEER:
+        if (first is None or first.is_assumed) and failure_kind(error) is FailureKind.LOST_PEER:
             first = self._diagnosed_failure(failure) or first
         write_failure(environment, (first or failure).record())
         return first
@@ -144,15 +134,11 @@ class JobConnection:
         rank, or nobody yet."""
         if self.watch_folder is None:
             return None
-        diagnosis = wait_for_diagnosis(
-            self.watch_folder, time.monotonic() + DIAGNOSED_S
-        )
+        diagnosis = wait_for_diagnosis(self.watch_folder, time.monotonic() + DIAGNOSED_S)
         if diagnosis is None or diagnosis.rank == failure.place.rank:
             return None
         blamed = Place(host=diagnosis.host, rank=diagnosis.rank)
-        return replace(
-            failure, place=blamed, raised_by=failure.origin, diagnosis=diagnosis.what
-        )
+        return replace(failure, place=blamed, raised_by=failure.origin, diagnosis=diagnosis.what)
 
     def stop_monitor(self) -> None:
         """Before the process group is destroyed."""

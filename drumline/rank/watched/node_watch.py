@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from drumline.base.errors import PreflightError
 from drumline.base.job_secret import new_secret
-from drumline.base.rank_environment import (
-    WITHOUT_WATCH,
-    Topology,
-    WatchSettings,
-    sidecar_secret,
-)
+from drumline.base.rank_environment import WITHOUT_WATCH, Topology, WatchSettings, sidecar_secret
 from drumline.base.untrusted import check_own_folder
 from drumline.config.schema import WatchConfig
 from drumline.net.interfaces import LOOPBACK, interface_towards, interfaces
@@ -97,25 +92,16 @@ class NodeWatch:
     def options(self, rendezvous: Rendezvous | None) -> SidecarOptions:
         """For this node's sidecar, after the rendezvous; None: there is a single rank."""
         if rendezvous is None:
-            return replace(
-                self._alone, folder=self.prepare()["folder"], secret=new_secret()
-            )
+            return replace(self._alone, folder=self.prepare()["folder"], secret=new_secret())
         node = rendezvous.node_of(self.rank)
         store = rendezvous.store
         services = rendezvous.services
         return replace(
             self._alone,
-            folder=str(
-                self._folder or make_watch_folder(Path(services[node]["folder"]))
-            ),
+            folder=str(self._folder or make_watch_folder(Path(services[node]["folder"]))),
             secret=sidecar_secret(store.secret, store.prefix) or "",
             peers=tuple(
-                Peer(
-                    number,
-                    rendezvous.hosts[number],
-                    service["address"],
-                    service["port"],
-                )
+                Peer(number, rendezvous.hosts[number], service["address"], service["port"])
                 for number, service in enumerate(services)
                 if number != node
             ),

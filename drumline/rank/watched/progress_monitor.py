@@ -38,9 +38,7 @@ class ProgressMonitor:
         self._also = also
         self._every_s = every_s
         self._closed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name="drumline-progress", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="drumline-progress", daemon=True)
         self._thread.start()
 
         # A thread that is in torch when Python exits may end the process by SIGABRT.
@@ -76,9 +74,7 @@ class ProgressMonitor:
                 if self._patience_s is not None and count is not None:
                     from drumline.rank.torch_internals import raise_group_timeouts
 
-                    raise_group_timeouts(
-                        timedelta(seconds=self._patience_s + AFTER_PATIENCE_S)
-                    )
+                    raise_group_timeouts(timedelta(seconds=self._patience_s + AFTER_PATIENCE_S))
             with contextlib.suppress(Exception):
                 self._also()
 
@@ -88,11 +84,7 @@ def num_collectives() -> int | None:
     group."""
     dist: Any = sys.modules.get("torch.distributed")
     # While torch is being loaded, it has no such functions.
-    if (
-        not hasattr(dist, "is_initialized")
-        or not dist.is_available()
-        or not dist.is_initialized()
-    ):
+    if not hasattr(dist, "is_initialized") or not dist.is_available() or not dist.is_initialized():
         return None
     try:
         from drumline.rank.torch_internals import sequence_number_of

@@ -18,11 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import drumline
-from drumline.base.rank_environment import (
-    WITHOUT_WATCH,
-    topology_from,
-    watch_settings_from,
-)
+from drumline.base.rank_environment import WITHOUT_WATCH, topology_from, watch_settings_from
 from drumline.base.text import print_message
 from drumline.rank.watched.node_watch import options_from_launcher
 from drumline.watch.failure_kind import FailureKind, failure_kind
@@ -79,17 +75,13 @@ class WatchedRank:
         os.mkfifo(self.file("ask"), 0o600)
 
         # For reading and writing: a pipe without a writer would be at its end, again and again.
-        self._questions = os.open(
-            self.file("ask"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-        )
+        self._questions = os.open(self.file("ask"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_up, self._waker = os.pipe2(os.O_CLOEXEC)
         self._sidecar = SidecarProcess(options, listener)
         if is_first:
             self._sidecar.start()
         self._owner = os.getpid()
-        self._thread = threading.Thread(
-            target=self._serve, name="drumline-watch", daemon=True
-        )
+        self._thread = threading.Thread(target=self._serve, name="drumline-watch", daemon=True)
         self._thread.start()
         atexit.register(self._end_with_python)
 
@@ -134,9 +126,7 @@ class WatchedRank:
         name_answering_thread()
         while True:
             sidecar = self._sidecar.fileno()
-            watched = [self._questions, self._wake_up] + (
-                [] if sidecar is None else [sidecar]
-            )
+            watched = [self._questions, self._wake_up] + ([] if sidecar is None else [sidecar])
             ready = select.select(watched, [], [])[0]
             if self._wake_up in ready:
                 return
@@ -158,9 +148,7 @@ def torch_report() -> dict[str, Any]:
     internals = sys.modules.get("drumline.rank.torch_internals")
     if dist is None or internals is None:
         return {}
-    report: dict[str, Any] = {
-        "workers": internals.awaited_workers(main_thread_frames())
-    }
+    report: dict[str, Any] = {"workers": internals.awaited_workers(main_thread_frames())}
     if dist.is_available() and dist.is_initialized():
         report["collectives"] = latest_collectives(internals.recorded_collectives())
     return report
@@ -207,24 +195,14 @@ class SidecarProcess:
 
     def fileno(self) -> int | None:
         """Becomes readable when the sidecar exits. None: there is none."""
-        return (
-            self._process.stdout.fileno()
-            if self._process and self._process.stdout
-            else None
-        )
+        return self._process.stdout.fileno() if self._process and self._process.stdout else None
 
     def start(self) -> None:
         """Start the sidecar, and send it its options."""
         self._num_starts += 1
         try:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-c",
-                    PROGRAM,
-                    str(Path(drumline.__path__[0]).parent),
-                ],
+                [sys.executable, "-P", "-c", PROGRAM, str(Path(drumline.__path__[0]).parent)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[] if self._listener is None else [self._listener.fileno()],
@@ -237,9 +215,7 @@ class SidecarProcess:
 
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(
-                json.dumps(asdict(self._options)).encode() + b"\n"
-            )
+            self._process.stdin.write(json.dumps(asdict(self._options)).encode() + b"\n")
             self._process.stdin.flush()
 
     def reap(self) -> bool:
@@ -261,9 +237,7 @@ class SidecarProcess:
         """This rank is out of its loop, which the sidecar sees by itself; a thread reaps it."""
         if self._process is not None:
             self._close_pipes()
-            threading.Thread(
-                target=self._process.wait, name="drumline-reap", daemon=True
-            ).start()
+            threading.Thread(target=self._process.wait, name="drumline-reap", daemon=True).start()
         if self._listener is not None:
             self._listener.close()
 

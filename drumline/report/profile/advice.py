@@ -70,9 +70,7 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
         is_last = advice.changes_training and advice.cost_s < largest_s
         return is_last, -advice.cost_s, advice.changes_training
 
-    unmeasured = [
-        replace(item, step_s=result.step_s) for item in _unmeasured_modes(result)
-    ]
+    unmeasured = [replace(item, step_s=result.step_s) for item in _unmeasured_modes(result)]
     return (*sorted(worth, key=place), *unmeasured)
 
 
@@ -98,9 +96,7 @@ def _without_profiler(result: ProfileResult) -> ProfileResult:
 
     extra = min(gaps, max(0.0, result.step_s - unprofiled_s))
     return replace(
-        result,
-        step_s=result.step_s - extra,
-        parts_s={**result.parts_s, "gaps": gaps - extra},
+        result, step_s=result.step_s - extra, parts_s={**result.parts_s, "gaps": gaps - extra}
     )
 
 
@@ -171,9 +167,7 @@ def _uneven_ranks(result: ProfileResult) -> Advice:
 def _slow_rank(result: ProfileResult, slow: SlowRank) -> Advice:
     """Advice against a rank whose own work takes longer."""
     rank = slow.steps
-    usual = {
-        part: median(peer.parts_s[part] for peer in slow.peers) for part in OWN_PARTS
-    }
+    usual = {part: median(peer.parts_s[part] for peer in slow.peers) for part in OWN_PARTS}
     part = max(OWN_PARTS, key=lambda name: rank.parts_s[name] - usual[name])
     line = slower_line(slow)
     remedy = (
@@ -231,10 +225,7 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
             derivation=f"the device is busy for {latency(step_s - idle)} and the host for "
             f"{latency(step_s - blocked)}: the longer remains",
         )
-    elif (
-        result.settings.get("train.step") not in ("graph", "compiled_graph")
-        and can_capture
-    ):
+    elif result.settings.get("train.step") not in ("graph", "compiled_graph") and can_capture:
         yield Advice(
             bottleneck="launches",
             text=f"the device waits {of_step(result, capturable_s)} for the host to launch kernels",
@@ -262,9 +253,7 @@ def _what_the_host_does(result: ProfileResult, syncs: Sequence[HostSync]) -> str
     longest = syncs[:MOST_SYNCS]
     if longest[0].call in ALLOCATIONS:
         calls = " and ".join(
-            f"{sync.call} ({sync.calls:.3g} times)"
-            for sync in longest
-            if sync.call in ALLOCATIONS
+            f"{sync.call} ({sync.calls:.3g} times)" for sync in longest if sync.call in ALLOCATIONS
         )
         returned = [line for line in result.lines if "empty_cache" in line.text]
         return (

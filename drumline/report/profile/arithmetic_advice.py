@@ -21,9 +21,7 @@ from drumline.report.profile.bottleneck import (
 )
 from drumline.runs.profile_result import ProfileResult
 
-MATRIX_KERNELS = re.compile(
-    r"gemm|conv|cutlass|winograd|wgrad|dgrad|fprop|mma", re.IGNORECASE
-)
+MATRIX_KERNELS = re.compile(r"gemm|conv|cutlass|winograd|wgrad|dgrad|fprop|mma", re.IGNORECASE)
 # already in bf16 or fp16
 HALF_KERNELS = re.compile(r"fp?16|float16|half|_h\d*gemm", re.IGNORECASE)
 BF16_SPEEDS = (3.0, 8.0, 1.2)
@@ -153,12 +151,8 @@ def _fp32(result: ProfileResult) -> Iterator[Advice]:
     if not is_gpu(result) or result.precision not in (None, "fp32") or is_float64:
         return
 
-    products = [
-        kernel for kernel in result.kernels if MATRIX_KERNELS.search(kernel.name)
-    ]
-    seconds = sum(
-        kernel.seconds for kernel in products if not HALF_KERNELS.search(kernel.name)
-    )
+    products = [kernel for kernel in result.kernels if MATRIX_KERNELS.search(kernel.name)]
+    seconds = sum(kernel.seconds for kernel in products if not HALF_KERNELS.search(kernel.name))
     yield Advice(
         bottleneck="fp32",
         text=f"matrix products and convolutions compute {of_step(result, seconds)}",
@@ -181,9 +175,7 @@ def _unused_gradients(result: ProfileResult) -> Iterator[Advice]:
         return
 
     part = result.optimizer.unused_gradients
-    cost_s = part * (
-        result.phases_s.get("backward", 0.0) + result.parts_s["exposed_communication"]
-    )
+    cost_s = part * (result.phases_s.get("backward", 0.0) + result.parts_s["exposed_communication"])
     yield Advice(
         bottleneck="unused_gradients",
         text=f"{part:.0%} of the gradients are computed and reduced for weights that no optimizer has, or whose rate "

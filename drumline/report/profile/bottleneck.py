@@ -249,9 +249,7 @@ def find_slow_rank(result: ProfileResult) -> SlowRank | None:
     peers = [rank for rank in result.ranks if rank is not slow]
     waited_s = sum(peer.parts_s["waiting_for_rank"] for peer in peers) / len(peers)
     longer_s = _busy_s(slow) - median(map(_busy_s, peers))
-    crowding = crowding_s(slow, result) - median(
-        crowding_s(peer, result) for peer in peers
-    )
+    crowding = crowding_s(slow, result) - median(crowding_s(peer, result) for peer in peers)
     for_itself_s = max(longer_s - max(0.0, crowding), _more_work_s(slow, peers))
     cost_s = min(for_itself_s, longer_s, waited_s)
     if blame(slow, result) < CRITICAL_SHARE or cost_s < MIN_UNCERTAIN * result.step_s:

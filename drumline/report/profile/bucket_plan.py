@@ -60,9 +60,7 @@ def filled(
     return [*buckets, range(first, len(sizes))] if first < len(sizes) else buckets
 
 
-def planned(
-    tensors: Sequence[ReadyGradients], cap_bytes: float
-) -> tuple[ReadyGradients, ...]:
+def planned(tensors: Sequence[ReadyGradients], cap_bytes: float) -> tuple[ReadyGradients, ...]:
     """The buckets of these tensors, where `cap_bytes` is given to DDP: then the first is as large
     as the others. A bucket is ready with the last of its tensors."""
     plan = []
@@ -100,10 +98,7 @@ def fit_costs(
     if max(sizes) >= MIN_SPREAD * min(sizes):
         spread = sum((size - mean_size) ** 2 for size in sizes)
         slope = (
-            sum(
-                (bucket.num_bytes - mean_size) * (bucket.reduce_s - mean_s)
-                for bucket in buckets
-            )
+            sum((bucket.num_bytes - mean_size) * (bucket.reduce_s - mean_s) for bucket in buckets)
             / spread
         )
         # neither term of the sum is negative
@@ -114,14 +109,11 @@ def fit_costs(
 
     all_of_it = mean_s / mean_size
     speeds = [network_bytes_per_s] if network_bytes_per_s else [math.inf, SLOWEST_LINK]
-    slopes = [
-        min(2 * (world_size - 1) / world_size / speed, all_of_it) for speed in speeds
-    ]
+    slopes = [min(2 * (world_size - 1) / world_size / speed, all_of_it) for speed in speeds]
     if mean_size >= LARGE and not network_bytes_per_s:
         slopes = [all_of_it, all_of_it / 2]
     return tuple(
-        ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope)
-        for slope in slopes
+        ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope) for slope in slopes
     )
 
 
@@ -152,9 +144,7 @@ def exposed_by_cap(
     size of a bucket counts."""
     for cap in CAPS_MB:
         plan = planned(tensors, cap * MIB)
-        queue = [
-            (cost(bucket.num_bytes * sent_part), bucket.ready_s) for bucket in plan
-        ]
+        queue = [(cost(bucket.num_bytes * sent_part), bucket.ready_s) for bucket in plan]
         yield CapPlan(cap, exposed_s(queue), sum(seconds for seconds, _ in queue))
 
 
@@ -168,8 +158,6 @@ def backward_gradients(result: ProfileResult, sent_part: float) -> list[ReadyGra
         ]
 
     return [
-        ReadyGradients(
-            num_bytes=round(bucket.num_bytes / sent_part), compute_s=bucket.backward_s
-        )
+        ReadyGradients(num_bytes=round(bucket.num_bytes / sent_part), compute_s=bucket.backward_s)
         for bucket in result.buckets
     ]

@@ -28,12 +28,7 @@ from drumline.report.profile.bucket_plan import (
     fit_costs,
 )
 from drumline.runs.profile_files import BUFFERS
-from drumline.runs.profile_result import (
-    Bucket,
-    ProfileResult,
-    bus_bytes_per_s,
-    sent_part,
-)
+from drumline.runs.profile_result import Bucket, ProfileResult, bus_bytes_per_s, sent_part
 
 MAX_ACCUMULATE = 8
 # of the work of a rank with one core: what threads of many all-reduces took from it, at most
@@ -47,13 +42,9 @@ def _exposed_s(result: ProfileResult) -> tuple[float, float]:
     exposed = result.parts_s["exposed_communication"]
     other_collectives_s = result.other_collectives_s
     of_buckets = max(
-        0.0,
-        sum(bucket.reduce_s for bucket in result.buckets)
-        - result.hidden_communication_s,
+        0.0, sum(bucket.reduce_s for bucket in result.buckets) - result.hidden_communication_s
     )
-    share = (
-        of_buckets / (of_buckets + other_collectives_s) if other_collectives_s else 1.0
-    )
+    share = of_buckets / (of_buckets + other_collectives_s) if other_collectives_s else 1.0
     return exposed * share, exposed * (1 - share)
 
 
@@ -118,9 +109,7 @@ def _one_reduction(result: ProfileResult, exposed: float) -> Advice:
     waiting = _wait_in_collectives_s(result)
     cost_s = exposed + waiting
     fewer = 1 - 1 / times
-    hidden = _freed_s(
-        result, result.hidden_communication_s, result.hidden_communication_s / times
-    )
+    hidden = _freed_s(result, result.hidden_communication_s, result.hidden_communication_s / times)
 
     return Advice(
         bottleneck="micro_batches",
@@ -129,9 +118,7 @@ def _one_reduction(result: ProfileResult, exposed: float) -> Advice:
         remedy="run all micro-batches but the last of a step, forward and backward, in `with model.no_sync():`",
         cost_s=cost_s,
         saved_s=Savings(
-            fewer * (exposed + waiting / 2),
-            fewer * (cost_s + hidden),
-            fewer * exposed / 2,
+            fewer * (exposed + waiting / 2), fewer * (cost_s + hidden), fewer * exposed / 2
         ),
         derivation="one reduction of the summed gradients",
     )
@@ -222,9 +209,7 @@ def _fewer_bytes(
     if is_script(result) or result.settings.get("dist.comm", "none") != "none":
         return
 
-    saved = [
-        sum(_saved_by_half(bucket, cost) for bucket in result.buckets) for cost in costs
-    ]
+    saved = [sum(_saved_by_half(bucket, cost) for bucket in result.buckets) for cost in costs]
     likely = min(exposed, saved[0])
     yield Advice(
         bottleneck="network",
@@ -233,9 +218,7 @@ def _fewer_bytes(
         settings={"dist.comm": "bf16"},
         changes_training=True,
         cost_s=exposed,
-        saved_s=Savings(
-            0.8 * likely, min(exposed, max(saved)), 0.4 * min(likely, *saved)
-        ),
+        saved_s=Savings(0.8 * likely, min(exposed, max(saved)), 0.4 * min(likely, *saved)),
         derivation=f"half the bytes save {latency(saved[0])} of the all-reduces, less the time for rounding",
     )
 
@@ -250,9 +233,7 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
     speed = bus_bytes_per_s(result.buckets, result.world_size)
     doctors = result.network_bytes_per_s
     factor = 2
-    while factor < MAX_ACCUMULATE and exposed / factor > 0.1 * (
-        result.step_s - exposed
-    ):
+    while factor < MAX_ACCUMULATE and exposed / factor > 0.1 * (result.step_s - exposed):
         factor *= 2
     remedies = ["the learning rate may have to follow the larger batch"]
     if is_script(result):
@@ -262,9 +243,7 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
         ]
 
     if doctors and 0 < speed < SLOWER_LINK * doctors:
-        remedies.append(
-            f"doctor measured {bit_rate(doctors)}: look for what else uses the link"
-        )
+        remedies.append(f"doctor measured {bit_rate(doctors)}: look for what else uses the link")
     elif result.num_nodes > 1 and not doctors:
         remedies.append("drumline doctor --hosts measures the link")
 
@@ -280,9 +259,7 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
         changes_training=True,
         samples_factor=factor,
         cost_s=exposed,
-        saved_s=Savings(
-            saved + waiting / 2, min(1.3 * saved, exposed) + waiting, 0.6 * saved
-        ),
+        saved_s=Savings(saved + waiting / 2, min(1.3 * saved, exposed) + waiting, 0.6 * saved),
         derivation=f"one all-reduce for {factor} times the samples; the time is for as many samples as now",
     )
 
@@ -331,13 +308,9 @@ def _other_collectives(result: ProfileResult) -> Iterator[Advice]:
     """SyncBatchNorm, and the user's own. Those of Drumline itself (log lines, weights of a batch)
     are no advice."""
     _, exposed = _exposed_s(result)
-    is_sync = (
-        result.has_sync_batchnorm
-        or result.settings.get("dist.sync_batchnorm") == "true"
-    )
+    is_sync = result.has_sync_batchnorm or result.settings.get("dist.sync_batchnorm") == "true"
     waiting = min(
-        result.parts_s["waiting_for_rank"],
-        max(0.0, result.other_collectives_s - exposed),
+        result.parts_s["waiting_for_rank"], max(0.0, result.other_collectives_s - exposed)
     )
     lines = [line for line in result.collective_lines if line.phase != BUFFERS]
     cost_s = max(0.0, exposed + waiting - _buffers_s(result))

@@ -60,7 +60,9 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
     loading = Loading.of(running)
     text = f"a rank waits {of_step(result, waited)} for its batch"
     if loading.workers:
-        text += f", which {plural(loading.workers, 'worker')} load{'s' if loading.workers == 1 else ''}"
+        text += (
+            f", which {plural(loading.workers, 'worker')} load{'s' if loading.workers == 1 else ''}"
+        )
     line = first_line(result, "data")
     if line is not None:
         text += f"; it {'waits' if is_waiting(line) else 'computes'} mostly at {at_line(line)}"
@@ -131,9 +133,7 @@ class Loading:
         batch_s = workers * result.step_s if workers else waited
         cores = result.cores_per_rank or USUAL_CORES
         is_storage = load is not None and load < 0.5
-        most = max(
-            1, min(MAX_WORKERS, int(cores * WORKERS_PER_CORE if is_storage else cores))
-        )
+        most = max(1, min(MAX_WORKERS, int(cores * WORKERS_PER_CORE if is_storage else cores)))
         if cores <= 1 and load is not None and not is_storage and not is_gpu(result):
             most = 0  # the training needs the core
 
@@ -154,14 +154,10 @@ class Loading:
 
         all_cores_s = (self.computes_s + load * self.batch_s) / self.cores
         waited_s = (
-            self.batch_s
-            if not self.workers
-            else self.batch_s / self.workers - self.working_s
+            self.batch_s if not self.workers else self.batch_s / self.workers - self.working_s
         )
         step_s = self.working_s + waited_s
-        return step_s - max(
-            self.working_s, self.batch_s / self.more_workers, all_cores_s
-        )
+        return step_s - max(self.working_s, self.batch_s / self.more_workers, all_cores_s)
 
 
 def _workers(result: ProfileResult) -> Iterator[Advice]:

@@ -52,11 +52,7 @@ SMALL_BYTES = 32 << 10
 MANY_TENSORS = 200
 PERIODIC: Mapping[Bottleneck, tuple[str, str, str]] = {
     "log": ("log", "log lines", "log.every_steps"),
-    "comparison": (
-        "comparison of replicas",
-        "comparisons of replicas",
-        "watch.replicas_every",
-    ),
+    "comparison": ("comparison of replicas", "comparisons of replicas", "watch.replicas_every"),
 }
 """The phase, what it does, and the setting of how often."""
 EVERY = {
@@ -184,9 +180,7 @@ def _is_loop(result: ProfileResult, line: LineCost) -> bool:
 def loops_between_phases_s(result: ProfileResult) -> float:
     """As clipping by hand, tensor by tensor: they have advice of their own."""
     return sum(
-        line.seconds
-        for line in result.lines
-        if line.phase == "rest" and _is_loop(result, line)
+        line.seconds for line in result.lines if line.phase == "rest" and _is_loop(result, line)
     )
 
 
@@ -207,12 +201,8 @@ def _no_gradients(result: ProfileResult) -> Iterator[Advice]:
 
 def _operations(result: ProfileResult) -> Iterator[Advice]:
     """Copies, sorts, sums over pairs: what the layers of a model do not consist of."""
-    loops = [
-        (line.phase, line.function) for line in result.lines if _is_loop(result, line)
-    ]
-    names = [
-        f", {one_line(kernel.name)}" for kernel in result.kernels if not kernel.is_layer
-    ]
+    loops = [(line.phase, line.function) for line in result.lines if _is_loop(result, line)]
+    names = [f", {one_line(kernel.name)}" for kernel in result.kernels if not kernel.is_layer]
     longest = "".join(names[:MOST_NAMED])
     for line in result.special_lines:
         is_needed = line.phase not in PASSES or (line.phase, line.function) in loops
@@ -329,7 +319,9 @@ def _on_device(result: ProfileResult) -> Iterator[Advice]:
 def _python_remedy(line: LineCost) -> str:
     """What to do about a line that waits, or runs Python."""
     if is_waiting(line):
-        return "do it less often, in a thread, or in the dataset, where workers do it beside the step"
+        return (
+            "do it less often, in a thread, or in the dataset, where workers do it beside the step"
+        )
     return "use operations of torch on whole tensors, or do it once, less often, or in the dataset"
 
 
@@ -436,22 +428,17 @@ def _small_tensors(result: ProfileResult) -> Iterator[Advice]:
     phases_s = result.phases_s
     passes_s = sum(phases_s.get(phase, 0.0) for phase in PASSES)
     # One that is not of torch has a line of its own.
-    optimizer_s = (
-        phases_s.get("optimizer", 0.0) if optimizer.name in (*FUSED, *FOREACH) else 0.0
-    )
+    optimizer_s = phases_s.get("optimizer", 0.0) if optimizer.name in (*FUSED, *FOREACH) else 0.0
     others_s = sum(
         seconds
         for phase, seconds in phases_s.items()
-        if phase in (CLIPPING, "optimizer", "on_device", "log")
-        or phase.startswith("hook ")
+        if phase in (CLIPPING, "optimizer", "on_device", "log") or phase.startswith("hook ")
     )
     host_s = max(passes_s + others_s, 1e-12)
     small_s = max(0.0, passes_s - loops_between_phases_s(result)) + optimizer_s
     gaps_s = result.parts_s["gaps"] * small_s / host_s
     # Of the optimizer's time, as much is gaps as of what the host does otherwise.
-    computes = result.parts_s["compute"] / max(
-        result.parts_s["compute"] + gaps_s, 1e-12
-    )
+    computes = result.parts_s["compute"] / max(result.parts_s["compute"] + gaps_s, 1e-12)
     cost_s = gaps_s + computes * optimizer_s
     if mean_bytes > SMALL_BYTES or cost_s < MIN_OPTIMIZER * result.step_s:
         return
@@ -469,9 +456,7 @@ def _small_tensors(result: ProfileResult) -> Iterator[Advice]:
 def _periodic(result: ProfileResult) -> Iterator[Advice]:
     """What waits for the device and for all ranks."""
     for bottleneck, (phase, plural_name, setting) in PERIODIC.items():
-        cost_s = result.phases_s.get(phase, 0.0) + result.communication_phases_s.get(
-            phase, 0.0
-        )
+        cost_s = result.phases_s.get(phase, 0.0) + result.communication_phases_s.get(phase, 0.0)
         every = int(result.settings.get(setting, "0"))
         if every:
             text = f"{plural_name} take {of_step(result, cost_s)}, with one every {plural(every, 'step')}"

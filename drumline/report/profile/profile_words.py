@@ -5,21 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drumline.base.text import (
-    bit_rate,
-    file_size,
-    named_ranks,
-    one_line,
-    plural,
-    two_digits,
-)
+from drumline.base.text import bit_rate, file_size, named_ranks, one_line, plural, two_digits
 from drumline.report.profile.advice import advise
-from drumline.report.profile.bottleneck import (
-    Advice,
-    Bottleneck,
-    at_line,
-    find_slow_rank,
-)
+from drumline.report.profile.bottleneck import Advice, Bottleneck, at_line, find_slow_rank
 from drumline.runs.profile_result import (
     CROWDED,
     PART_NAMES,
@@ -81,9 +69,7 @@ def headline(result: ProfileResult) -> str:
     if largest is not None and largest.cost_s:
         return _sentence(largest, result)
 
-    compute = (
-        f"the ranks compute {_share(result.parts_s['compute'], result)} of the step"
-    )
+    compute = f"the ranks compute {_share(result.parts_s['compute'], result)} of the step"
     gaps_s = result.parts_s["gaps"]
     if gaps_s >= LITTLE * result.step_s:
         compute += f", and {_share(gaps_s, result)} is Python and launches"
@@ -95,7 +81,9 @@ def _sentence(largest: Advice, result: ProfileResult) -> str:
     share = f"{largest.cost_s / largest.step_s:.0%}"
     slowest = find_slow_rank(result)
     slow = "a rank" if slowest is None else f"rank {slowest.steps.rank}"
-    exposed = f"communication is exposed: the ranks wait {share} of the step for all-reduces of gradients"
+    exposed = (
+        f"communication is exposed: the ranks wait {share} of the step for all-reduces of gradients"
+    )
     host = f"the host waits for the device, which is idle {share} of the step because of that{_source(result)}"
     sentences: dict[Bottleneck, str] = {
         "data": f"data is slow: the ranks wait {share} of the step for their batches",
@@ -157,9 +145,7 @@ def _utilization(result: ProfileResult) -> Iterator[str]:
     of_peak = ""
     if result.peak_tflop_per_s:
         share = tflop_per_s / result.peak_tflop_per_s
-        of_peak = (
-            f", {share:.1%} of the {result.peak_tflop_per_s:,.0f} of its devices (MFU)"
-        )
+        of_peak = f", {share:.1%} of the {result.peak_tflop_per_s:,.0f} of its devices (MFU)"
 
     yield f"  the model computes {two_digits(tflop_per_s)} TFLOP/s{of_peak}"
 

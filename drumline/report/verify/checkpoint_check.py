@@ -70,8 +70,7 @@ def check_checkpoints(
 
     for name in sorted(filter(catalog.HIDDEN_NAME.fullmatch, names)):
         section.note(
-            f"{root.name}/{name}",
-            "left by a save that did not finish; the next save deletes it",
+            f"{root.name}/{name}", "left by a save that did not finish; the next save deletes it"
         )
 
     # Without one that a running job has just removed.
@@ -82,14 +81,10 @@ def check_checkpoints(
         "non_finite": num_non_finite,
         "bytes": num_bytes,
     }
-    listed = (
-        ", ".join(map(str, saved)) if len(saved) <= 4 else f"{saved[0]} ... {saved[-1]}"
-    )
+    listed = ", ".join(map(str, saved)) if len(saved) <= 4 else f"{saved[0]} ... {saved[-1]}"
     named = f" (step {listed})" if saved else ""
     section.summary = (
-        f"{len(saved)} of {count} complete{named}, {file_size(num_bytes)}"
-        if count
-        else "none yet"
+        f"{len(saved)} of {count} complete{named}, {file_size(num_bytes)}" if count else "none yet"
     )
     return complete
 
@@ -101,21 +96,15 @@ def _check(path: Path, section: Section, verify: Verify) -> Manifest | None:
         try:
             manifest = verify(path)
             unlisted = sorted(
-                {file.name for file in path.iterdir()}
-                - manifest.files.keys()
-                - {FILE_NAME}
+                {file.name for file in path.iterdir()} - manifest.files.keys() - {FILE_NAME}
             )
         except (CorruptCheckpointError, OSError) as error:
             # A running job may remove or replace a checkpoint while it is read.
             if is_last_try and path.is_dir():
-                section.problem(
-                    where, f"corrupt or incomplete: {getattr(error, 'reason', error)}"
-                )
+                section.problem(where, f"corrupt or incomplete: {getattr(error, 'reason', error)}")
             continue
         if unlisted:
-            section.note(
-                where, f"has files that are not in its manifest: {', '.join(unlisted)}"
-            )
+            section.note(where, f"has files that are not in its manifest: {', '.join(unlisted)}")
         return manifest
 
     return None
@@ -172,8 +161,6 @@ def check_newest_save(
 
     how = "saved it" if newest.kind == "checkpoint" else "resumed from it"
     where = f"events/rank-00000.jsonl, line {newest.line}"
-    section.problem(
-        f"{root.name}/{name}", f"is missing, though the run {how} ({where})"
-    )
+    section.problem(f"{root.name}/{name}", f"is missing, though the run {how} ({where})")
     if section.counts.get("checkpoints"):
         section.summary += "; the newest is missing"

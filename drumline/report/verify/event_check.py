@@ -69,16 +69,16 @@ def check_events(
 ) -> RankEvents:
     """Read all event files; returns what rank 0 has reported. `saved_steps`: those of the ledger;
     `hosts`: by rank, of the latest start."""
-    ranks = {
-        rank: read_rank(path, section) for rank, path in rank_files(folder).items()
-    }
+    ranks = {rank: read_rank(path, section) for rank, path in rank_files(folder).items()}
     first_rank = ranks.get(0, RankEvents(folder.name))
     _check_no_file_is_missing(folder.name, ranks, section, hosts)
     _check_resumes(first_rank, section, saved_steps)
     count = sum(events.num_events for events in ranks.values())
     attempts = first_rank.num_attempts
     section.counts = {"ranks": len(ranks), "events": count, "attempts": attempts}
-    section.summary = f"{plural(count, 'event')} of {plural(len(ranks), 'rank')} in {plural(attempts, 'attempt')}"
+    section.summary = (
+        f"{plural(count, 'event')} of {plural(len(ranks), 'rank')} in {plural(attempts, 'attempt')}"
+    )
     if not section.problems:
         section.summary += ", none missing"
     return first_rank
@@ -101,10 +101,7 @@ def read_rank(path: Path, section: Section) -> RankEvents:
     if unread is not None and unread.is_ended:
         section.problem(f"{events.where}, line {unread.number}", UNREADABLE)
     elif unread is not None:
-        section.note(
-            f"{events.where}, line {unread.number}",
-            "cut off by a kill, or being written",
-        )
+        section.note(f"{events.where}, line {unread.number}", "cut off by a kill, or being written")
 
     return events
 
@@ -137,9 +134,7 @@ def _add(
         section.problem(where, f"event {number} occurs twice")
     elif not begins and missing > 0:
         numbers = f"its number is {number}, not {expected}"
-        section.problem(
-            where, f"{plural(missing, 'event')} missing above it: {numbers}"
-        )
+        section.problem(where, f"{plural(missing, 'event')} missing above it: {numbers}")
     elif number > 0 and (begins or number < expected):
         what = f"the first {plural(number, 'event')} of an attempt missing above it"
         section.problem(where, what)
@@ -167,9 +162,7 @@ def _check_no_file_is_missing(
     hosts: dict[int, str],
 ) -> None:
     """Each rank of the largest attempt has a file, here or on its host."""
-    world_size = max(
-        (events.world_size for events in ranks.values()), default=0
-    ) or len(hosts)
+    world_size = max((events.world_size for events in ranks.values()), default=0) or len(hosts)
     shared = {hosts.get(rank) for rank in ranks}
     absent = (rank for rank in range(world_size) if rank not in ranks)
 
@@ -177,14 +170,10 @@ def _check_no_file_is_missing(
         where = f"{folder}/rank-{rank:05d}.jsonl"
         host = hosts.get(rank)
         if host is not None and host not in shared and 0 in ranks:
-            what = (
-                f"is missing: rank {rank} ran on {host}, and may have written it there"
-            )
+            what = f"is missing: rank {rank} ran on {host}, and may have written it there"
             section.note(where, what)
         else:
-            section.problem(
-                where, f"is missing: the run had {plural(world_size, 'rank')}"
-            )
+            section.problem(where, f"is missing: the run had {plural(world_size, 'rank')}")
 
 
 def _check_resumes(events: RankEvents, section: Section, saved: set[int]) -> None:

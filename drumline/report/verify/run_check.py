@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drumline.base.untrusted import (
-    DOCUMENT_BYTES,
-    TEXT_BYTES,
-    parse_json,
-    parse_toml,
-    read_regular,
-)
+from drumline.base.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
 from drumline.report.verify.checkpoint_check import (
     Progress,
     Verify,
@@ -52,9 +46,7 @@ class RunReport:
         return [note for section in self.sections for note in section.notes]
 
 
-def verify_run(
-    run: Path, progress: Progress, mirror: Verify | None = None
-) -> RunReport:
+def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> RunReport:
     """Check everything in a run folder; changes nothing. `mirror`: reads the checkpoints from an
     object store, where a job may be training."""
     folder = RunFolder(run)
@@ -67,9 +59,7 @@ def verify_run(
 
     # In this order, because a running job continues to write: the ledger before a checkpoint,
     # events after both.
-    saved = check_checkpoints(
-        folder.checkpoints, checkpoints, progress, mirror or catalog.verify
-    )
+    saved = check_checkpoints(folder.checkpoints, checkpoints, progress, mirror or catalog.verify)
     finite_steps = [position.step for position in saved if position.is_finite]
     last_valid_step = max(finite_steps, default=None)
     if saved and all(position.in_own_loop for position in saved):
@@ -90,14 +80,10 @@ def verify_run(
         else:
             samples.note(FILE, "is missing: `drumline train` saved no step here")
 
-    return RunReport(
-        run, [checkpoints, samples, events, settings], holder, last_valid_step
-    )
+    return RunReport(run, [checkpoints, samples, events, settings], holder, last_valid_step)
 
 
-def _check_settings(
-    folder: RunFolder, section: Section, *, may_lack: bool
-) -> dict[int, str]:
+def _check_settings(folder: RunFolder, section: Section, *, may_lack: bool) -> dict[int, str]:
     """Returns the host of each rank of the latest start. `may_lack`: whether the files may not be
     written yet, which they are by the end of the first step."""
     settings = _read_table(folder.config_file, section, may_lack=may_lack)
@@ -112,31 +98,21 @@ def _check_settings(
     if environment is None:
         return {}
     try:
-        return {
-            int(entry["rank"]): str(entry["host"]) for entry in environment["ranks"]
-        }
+        return {int(entry["rank"]): str(entry["host"]) for entry in environment["ranks"]}
     except (KeyError, TypeError, ValueError, OverflowError):
-        section.problem(
-            folder.environment_file.name, "does not list the ranks and their hosts"
-        )
+        section.problem(folder.environment_file.name, "does not list the ranks and their hosts")
         return {}
 
 
-def _read_table(
-    path: Path, section: Section, *, may_lack: bool
-) -> dict[str, Any] | None:
+def _read_table(path: Path, section: Section, *, may_lack: bool) -> dict[str, Any] | None:
     """The content of a TOML or JSON file; None: it is missing or damaged."""
     is_toml = path.suffix == ".toml"
     try:
-        text = read_regular(
-            path, most=TEXT_BYTES if is_toml else DOCUMENT_BYTES
-        ).decode()
+        text = read_regular(path, most=TEXT_BYTES if is_toml else DOCUMENT_BYTES).decode()
         content: Any = parse_toml(text) if is_toml else parse_json(text)
     except FileNotFoundError:
         if may_lack:
-            what = (
-                "is not written: a job is starting, or was ended before its first step"
-            )
+            what = "is not written: a job is starting, or was ended before its first step"
             section.note(path.name, what)
         else:
             section.problem(path.name, "is missing")

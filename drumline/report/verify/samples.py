@@ -133,24 +133,18 @@ def read_history(path: Path, section: Section) -> History:
     return history
 
 
-def _entry(
-    line: int, record: dict[str, Any], history: History
-) -> LedgerStart | StepRange:
+def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart | StepRange:
     """What a line records; a ValueError says what is wrong with it."""
     kind = record.get("kind")
     if kind not in ("start", "steps"):
-        raise ValueError(
-            f"its kind is {kind!r}, which this version of Drumline does not know"
-        )
+        raise ValueError(f"its kind is {kind!r}, which this version of Drumline does not know")
     if kind == "steps" and not history.starts:
         raise ValueError("steps, but no start of a job above them")
 
     try:
         if kind == "start":
             return replace(untrusted.from_json(LedgerStart, record), line=line)
-        return _step_range(
-            line, untrusted.from_json(StepsRecord, record), history.starts[-1]
-        )
+        return _step_range(line, untrusted.from_json(StepsRecord, record), history.starts[-1])
     except ValueError as error:
         raise ValueError(f"damaged: {error}") from None
 
@@ -162,9 +156,7 @@ def _step_range(line: int, record: StepsRecord, start: LedgerStart) -> StepRange
         if num_steps(runs) != record.last - record.first + 1:
             steps = span(record.first, record.last, "step")
             raise ValueError(f"{steps}, but rank {rank} has {num_steps(runs)}")
-    return StepRange(
-        line, record.first, record.last, ranks, start, is_saved=not record.unsaved
-    )
+    return StepRange(line, record.first, record.last, ranks, start, is_saved=not record.unsaved)
 
 
 def _add_start(history: History, start: LedgerStart, section: Section) -> None:
@@ -189,13 +181,9 @@ def _add_range(history: History, steps: StepRange, section: Section) -> None:
     expected = history.last_step + 1
     world_size = steps.start.world_size
     if len(steps.ranks) != world_size:
-        section.problem(
-            where, f"{len(steps.ranks)} ranks, but the job had {world_size}"
-        )
+        section.problem(where, f"{len(steps.ranks)} ranks, but the job had {world_size}")
     if steps.first > expected:
-        section.problem(
-            where, f"not recorded above it: {span(expected, steps.first - 1, 'step')}"
-        )
+        section.problem(where, f"not recorded above it: {span(expected, steps.first - 1, 'step')}")
     elif steps.first < expected:
         again = span(steps.first, min(expected - 1, steps.last), "step")
         section.problem(where, f"recorded twice: {again}")
@@ -259,9 +247,7 @@ class CoverageFault(NamedTuple):
     how: str
 
 
-def check_samples(
-    path: Path, section: Section, checkpoints: list[SavedPosition]
-) -> History | None:
+def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]) -> History | None:
     """Replay a ledger and compare it with the checkpoints; None: there is no ledger that can be
     read."""
     try:
@@ -302,9 +288,7 @@ def pieces_of(steps: StepRange) -> Iterator[EpochPiece]:
         stride = runs[0].stride
         low = min((run.low for run in runs if run.high > run.low), default=runs[0].low)
         high = low + stride * runs[0].steps
-        yield EpochPiece(
-            epoch, low, high, first, stride, tuple(runs), steps.start, steps.line
-        )
+        yield EpochPiece(epoch, low, high, first, stride, tuple(runs), steps.start, steps.line)
 
 
 def _blocks(steps: StepRange) -> Iterator[tuple[int, list[LedgerEntry]]]:
@@ -324,9 +308,7 @@ def _blocks(steps: StepRange) -> Iterator[tuple[int, list[LedgerEntry]]]:
 def _check_batch(piece: EpochPiece, section: Section) -> None:
     """The ranks' samples must form the global batch of every step: it is enough to check the
     first."""
-    batch_parts = sorted(
-        (run.low, run.high) for run in piece.runs if run.high > run.low
-    )
+    batch_parts = sorted((run.low, run.high) for run in piece.runs if run.high > run.low)
     fits = all(left[1] == right[0] for left, right in pairwise(batch_parts))
     size = batch_parts[-1][1] - batch_parts[0][0] if batch_parts else 0
     is_alike = len({(run.epoch, run.stride) for run in piece.runs}) == 1
@@ -336,18 +318,14 @@ def _check_batch(piece: EpochPiece, section: Section) -> None:
             f"rank {rank} had {run.high - run.low:,} from position {run.low:,} of epoch {run.epoch + 1}"
             for rank, run in enumerate(piece.runs[:NAMED_FAULTS])
         )
-        what = (
-            f"step {piece.first:,}: the ranks' samples are not one global batch: {had}"
-        )
+        what = f"step {piece.first:,}: the ranks' samples are not one global batch: {had}"
         section.problem(line_of(piece), what)
 
 
 # An epoch
 
 
-def _check_epoch(
-    epoch: int, pieces: list[EpochPiece], section: Section, *, is_last: bool
-) -> None:
+def _check_epoch(epoch: int, pieces: list[EpochPiece], section: Section, *, is_last: bool) -> None:
     """Each position exactly once: of a finished epoch all, of the last one those that were
     reached."""
     num_problems = len(section.problems)
@@ -370,14 +348,11 @@ def _check_order_stayed(epoch: int, pieces: list[EpochPiece], section: Section) 
     """The order follows from the length of the dataset and the seed."""
     starts = list(dict.fromkeys(piece.start for piece in pieces))
     for before, now in pairwise(starts):
-        was, became = (
-            f"{_describe_samples(start)}, seed {start.seed}" for start in (before, now)
-        )
+        was, became = (f"{_describe_samples(start)}, seed {start.seed}" for start in (before, now))
         if was != became:
             what = f"the order of epoch {epoch + 1} changed, so samples may be missing or repeated"
             section.problem(
-                line_of(now),
-                f"{what}: {was} before step {now.step + 1:,}, {became} after",
+                line_of(now), f"{what}: {was} before step {now.step + 1:,}, {became} after"
             )
 
 
@@ -423,17 +398,13 @@ def _report_faults(
     for fault in faults[:NAMED_FAULTS]:
         named = _named_samples(epoch, fault, start)
         positions = span(fault.low, fault.high - 1, "position")
-        section.problem(
-            FILE, f"epoch {epoch + 1}: {positions}{named} {kind}: {fault.how}"
-        )
+        section.problem(FILE, f"epoch {epoch + 1}: {positions}{named} {kind}: {fault.how}")
 
     unnamed = faults[NAMED_FAULTS:]
     if unnamed:
         count = sum(fault.high - fault.low for fault in unnamed)
         last = f"the last at {unnamed[-1].high - 1:,}"
-        section.problem(
-            FILE, f"epoch {epoch + 1}: {plural(count, 'more position')} {kind}, {last}"
-        )
+        section.problem(FILE, f"epoch {epoch + 1}: {plural(count, 'more position')} {kind}, {last}")
 
 
 def _named_samples(epoch: int, fault: CoverageFault, start: LedgerStart) -> str:
@@ -446,12 +417,8 @@ def _named_samples(epoch: int, fault: CoverageFault, start: LedgerStart) -> str:
     from drumline.data.sharding import permute
 
     high = min(fault.high, start.samples)
-    positions = np.arange(
-        fault.low, min(high, fault.low + NAMED_SAMPLES), dtype=np.int64
-    )
-    indices = permute(
-        positions, length=start.samples, seed=start.seed, epoch=epoch
-    ).tolist()
+    positions = np.arange(fault.low, min(high, fault.low + NAMED_SAMPLES), dtype=np.int64)
+    indices = permute(positions, length=start.samples, seed=start.seed, epoch=epoch).tolist()
     names = ", ".join(map(str, indices))
     num_unnamed = high - fault.low - len(indices)
     if num_unnamed:
@@ -473,13 +440,9 @@ def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None
         batch_size = piece.start.batch_size
         samples = piece.start.samples
         is_last_step = (
-            piece is pieces[-1]
-            and piece.first == piece.last
-            and samples in (None, piece.high)
+            piece is pieces[-1] and piece.first == piece.last and samples in (None, piece.high)
         )
-        if piece.stride != batch_size and not (
-            is_last_step and piece.stride < batch_size
-        ):
+        if piece.stride != batch_size and not (is_last_step and piece.stride < batch_size):
             what = f"step {piece.first:,} had a global batch of {piece.stride:,}, not of {batch_size:,}"
             section.problem(line_of(piece), what)
 
@@ -503,22 +466,12 @@ def _check_positions(
     """Each checkpoint has the position that the ledger has after its step."""
     beyond = [saved.step for saved in saves if saved.step > history.last_step]
     if beyond:
-        ends = (
-            f"ends at step {history.last_step:,}"
-            if history.starts
-            else "has no start of a job"
-        )
-        have = (
-            "is a checkpoint" if len(beyond) == 1 else f"are {len(beyond)} checkpoints"
-        )
-        section.problem(
-            FILE, f"{ends}, but there {have} of {span(beyond[0], beyond[-1], 'step')}"
-        )
+        ends = f"ends at step {history.last_step:,}" if history.starts else "has no start of a job"
+        have = "is a checkpoint" if len(beyond) == 1 else f"are {len(beyond)} checkpoints"
+        section.problem(FILE, f"{ends}, but there {have} of {span(beyond[0], beyond[-1], 'step')}")
 
     for saved in saves:
-        covering = [
-            piece for piece in pieces if piece.first <= saved.step <= piece.last
-        ]
+        covering = [piece for piece in pieces if piece.first <= saved.step <= piece.last]
         if not covering:
             continue
 

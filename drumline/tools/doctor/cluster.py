@@ -20,10 +20,7 @@ from drumline.tools.doctor.doctor_report import result_line
 from drumline.tools.doctor.finding import Finding, Level, has_problems
 from drumline.tools.doctor.machine.folder_hashes import MAX_DATA_FILES, sort_key
 from drumline.tools.doctor.machine.known_variables import MAY_DIFFER, MUST_AGREE
-from drumline.tools.doctor.machine.machine_checks import (
-    machine_findings,
-    num_visible_gpus,
-)
+from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.tools.doctor.machine.machine_facts import Facts, HostSettings
 from drumline.tools.doctor.pairs.examination import (
     ANSWER_S,
@@ -36,16 +33,14 @@ from drumline.tools.doctor.pairs.examination import (
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 from drumline.tools.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions
-from drumline.tools.doctor.ranks.rank_processes import (
-    Backend,
-    HostRanks,
-    collective_findings,
-)
+from drumline.tools.doctor.ranks.rank_processes import Backend, HostRanks, collective_findings
 
 MAX_VALUES = 4
 MAX_PACKAGES = 10
 MAX_FINDINGS = 5
-SAME_ENVIRONMENT = "install the same on all hosts: pip freeze > all.txt on one, pip install -r all.txt on others"
+SAME_ENVIRONMENT = (
+    "install the same on all hosts: pip freeze > all.txt on one, pip install -r all.txt on others"
+)
 COMPARED = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "FI_PROVIDER")
 UNSET = "unset"
 NODE_SERVER = "drumline.tools.doctor.pairs.node_server"
@@ -79,10 +74,7 @@ class HostDifference:
 
     def text(self) -> str:
         """`2.13.0 on a and b; 2.11.0 on c`."""
-        shown = [
-            f"{value} on {join_names(hosts)}"
-            for value, hosts in self.groups[:MAX_VALUES]
-        ]
+        shown = [f"{value} on {join_names(hosts)}" for value, hosts in self.groups[:MAX_VALUES]]
         num_hidden = len(self.groups) - MAX_VALUES
         if num_hidden > 0:
             shown.append(f"and {num_hidden} more values")
@@ -94,9 +86,7 @@ class HostDifference:
         return Finding(level, "differences", join_names(self.odd_hosts), what, fix)
 
 
-def differences(
-    tables: Mapping[str, Mapping[str, str | None]],
-) -> Iterator[HostDifference]:
+def differences(tables: Mapping[str, Mapping[str, str | None]]) -> Iterator[HostDifference]:
     """`tables`: what each host has, by name. Of two equally common values, the first host's comes
     first."""
     names = dict.fromkeys(name for table in tables.values() for name in table)
@@ -116,9 +106,7 @@ def _traits(facts: Facts) -> dict[str, str | None]:
     """What should be the same on all hosts."""
     gpus = Counter(gpu["name"] for gpu in facts["gpus"])
     chosen = facts["nccl_interface"] if facts["gpus"] else facts["gloo_interface"]
-    mtus = {
-        interface["name"]: str(interface["mtu"]) for interface in facts["interfaces"]
-    }
+    mtus = {interface["name"]: str(interface["mtu"]) for interface in facts["interfaces"]}
     return {
         "Python": facts["python"],
         "torch": facts["torch"],
@@ -147,22 +135,14 @@ def compare_hosts(facts: Mapping[str, Facts]) -> list[Finding]:
     if len(facts) < 2:
         return []
 
-    parts = (
-        _compare_traits,
-        _compare_packages,
-        _compare_variables,
-        _compare_code,
-        _compare_data,
-    )
+    parts = (_compare_traits, _compare_packages, _compare_variables, _compare_code, _compare_data)
     return [finding for part in parts for finding in part(facts)]
 
 
 def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     """Versions, GPUs, the architecture, the file system and the MTU."""
     # Versions of Python that differ only in the patch number are compatible.
-    minors = {
-        tuple(host_facts["python"].split(".")[:2]) for host_facts in facts.values()
-    }
+    minors = {tuple(host_facts["python"].split(".")[:2]) for host_facts in facts.values()}
     tables = {host: _traits(host_facts) for host, host_facts in facts.items()}
     for difference in differences(tables):
         is_compatible = difference.name == "Python" and len(minors) == 1
@@ -183,24 +163,15 @@ def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[Finding]:
         return
 
     different.sort(key=lambda difference: difference.name)
-    hosts = dict.fromkeys(
-        host for difference in different for host in difference.odd_hosts
-    )
-    shown = [
-        f"{difference.name} {difference.text()}"
-        for difference in different[:MAX_PACKAGES]
-    ]
+    hosts = dict.fromkeys(host for difference in different for host in difference.odd_hosts)
+    shown = [f"{difference.name} {difference.text()}" for difference in different[:MAX_PACKAGES]]
     num_hidden = len(different) - MAX_PACKAGES
     if num_hidden > 0:
         shown.append(f"and {num_hidden} more")
 
     verb = "differs" if len(different) == 1 else "differ"
-    what = (
-        f"{plural(len(different), 'package')} {verb} across hosts: {'; '.join(shown)}"
-    )
-    fix = (
-        "pip freeze > all.txt on a host that is right, pip install -r all.txt on these"
-    )
+    what = f"{plural(len(different), 'package')} {verb} across hosts: {'; '.join(shown)}"
+    fix = "pip freeze > all.txt on a host that is right, pip install -r all.txt on these"
     yield Finding("warning", "differences", join_names(hosts), what, fix)
 
 
@@ -256,9 +227,7 @@ def _compare_data(facts: Mapping[str, Facts]) -> Iterator[Finding]:
             if usual[name] != odd[name]:
                 yield f"{odd[name]} {name} instead of {usual[name]}"
 
-    yield from _compare_folders(
-        "data", folders, changes, "copy it again, or mount the same volume"
-    )
+    yield from _compare_folders("data", folders, changes, "copy it again, or mount the same volume")
     if partly := [host for host, data in folders.items() if not data["complete"]]:
         what = f"the data has many files; the first {MAX_DATA_FILES:,} were compared"
         yield Finding("note", "data", join_names(partly), what)
@@ -267,9 +236,7 @@ def _compare_data(facts: Mapping[str, Facts]) -> Iterator[Finding]:
 def _existing_folders(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]:
     """The hosts that have the folder; a missing folder is a separate finding."""
     folders = {host: host_facts.get(name) for host, host_facts in facts.items()}
-    return {
-        host: folder for host, folder in folders.items() if folder and "files" in folder
-    }
+    return {host: folder for host, folder in folders.items() if folder and "files" in folder}
 
 
 def _compare_folders(
@@ -313,11 +280,7 @@ class DoctorResult:
 
     @property
     def exit_code(self) -> ExitCode:
-        return (
-            ExitCode.PREFLIGHT_FAILED
-            if has_problems(self.findings)
-            else ExitCode.SUCCESS
-        )
+        return ExitCode.PREFLIGHT_FAILED if has_problems(self.findings) else ExitCode.SUCCESS
 
 
 async def check_over_ssh(
@@ -337,10 +300,7 @@ async def check_over_ssh(
     start_times = StartTimes(START_S, MAX_START_S)
     connections = [
         HostConnection(
-            host,
-            ssh_words(ssh, host, command, cwd=cwd),
-            START_S,
-            start_times=start_times,
+            host, ssh_words(ssh, host, command, cwd=cwd), START_S, start_times=start_times
         )
         for host in hosts
     ]
@@ -360,9 +320,7 @@ async def check_as_node_zero(
     here = HostConnection(Host("node 0"), [sys.executable, "-m", NODE_SERVER], START_S)
     joined = [rendezvous.joined.get(number) for number in range(1, node.nodes)]
     clients = [NodeClient(here), *joined]
-    return await _examine(
-        Survey(hosts, node.port, by_ssh=False), clients, options, {}, progress
-    )
+    return await _examine(Survey(hosts, node.port, by_ssh=False), clients, options, {}, progress)
 
 
 def _joined_host(number: int, rendezvous: DoctorRendezvous) -> HostRecord:
@@ -373,7 +331,9 @@ def _joined_host(number: int, rendezvous: DoctorRendezvous) -> HostRecord:
         place = f"--nodes {node.nodes} --node-rank {number} --master {node.endpoint}"
         late = f"it did not connect to {rendezvous.address}:{node.port} within {node.wait_s:g} s"
         host.absent = rendezvous.refused.get(number, late)
-        host.absent_fix = f"run `drumline doctor {place}` there and read its output; --wait S leaves more time"
+        host.absent_fix = (
+            f"run `drumline doctor {place}` there and read its output; --wait S leaves more time"
+        )
 
     return host
 
@@ -403,14 +363,9 @@ async def _examine(
                 num_gpus = num_visible_gpus(survey.hosts[number].facts or {})
                 procs[number] = slots.get(number) or options.procs or num_gpus or 1
 
-            result.collectives = await collectives_on_hosts(
-                coordinator, procs, options.backend
-            )
+            result.collectives = await collectives_on_hosts(coordinator, procs, options.backend)
             names = {host.hostname: host.name for host in survey.hosts}
-            network = [
-                *pair_findings(survey),
-                *collective_findings(result.collectives, names),
-            ]
+            network = [*pair_findings(survey), *collective_findings(result.collectives, names)]
 
         result.findings = [*network, *facts]
         ending = {"result": result_line(result.findings), "code": int(result.exit_code)}
@@ -427,9 +382,7 @@ async def collectives_on_hosts(
     survey = coordinator.survey
     world_size = sum(procs.values())
     coordinator.progress(f"a process group of {plural(world_size, 'rank')}")
-    await coordinator.ask_all(
-        "close", ANSWER_S, {number: {} for number in procs}, lambda *_: None
-    )
+    await coordinator.ask_all("close", ANSWER_S, {number: {} for number in procs}, lambda *_: None)
 
     first = survey.hosts[min(procs)]
     address = str(first.called if survey.by_ssh else first.address)
@@ -457,11 +410,7 @@ async def collectives_on_hosts(
         outcomes[number] = [{"host": host, **outcome} for outcome in answer]
 
     await coordinator.ask_all("collectives", LIMIT_S + ANSWER_MARGIN_S, requests, read)
-    return [
-        outcome
-        for _, host_outcomes in sorted(outcomes.items())
-        for outcome in host_outcomes
-    ]
+    return [outcome for _, host_outcomes in sorted(outcomes.items()) for outcome in host_outcomes]
 
 
 def check_facts(survey: Survey) -> list[Finding]:

@@ -94,10 +94,7 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
     for (level, check), count in counts.items():
         num_hidden = count - MAX_OF_A_CHECK
         if num_hidden > 0:
-            yield (
-                level,
-                f"{level}: {check}: {num_hidden} more of this kind; --json has all",
-            )
+            yield level, f"{level}: {check}: {num_hidden} more of this kind; --json has all"
 
 
 def once_each(findings: Sequence[Finding]) -> list[Finding]:
@@ -106,18 +103,14 @@ def once_each(findings: Sequence[Finding]) -> list[Finding]:
     for finding in sorted_findings(findings):
         places.setdefault(replace(finding, where=""), []).append(finding.where)
 
-    return [
-        replace(finding, where=join_names(where)) for finding, where in places.items()
-    ]
+    return [replace(finding, where=join_names(where)) for finding, where in places.items()]
 
 
 def result_line(findings: Sequence[Finding]) -> str:
     """`result: ready to train`, or how much must be fixed."""
     counts = Counter(finding.level for finding in once_each(findings))
     counted = join_names(
-        plural(counts[level], level)
-        for level in ("problem", "warning")
-        if counts[level]
+        plural(counts[level], level) for level in ("problem", "warning") if counts[level]
     )
     if counts["problem"]:
         return f"result: not ready to train: {counted}"
@@ -160,9 +153,7 @@ def matrix_lines(survey: Survey) -> Iterator[str]:
         rows = [["from \\ to", *names]]
         for source, name in enumerate(names):
             cells = [
-                WORDS[letter]
-                if letter in WORDS
-                else _cell(survey.edges[source, target], letter)
+                WORDS[letter] if letter in WORDS else _cell(survey.edges[source, target], letter)
                 for target, letter in enumerate(letters[source])
             ]
             rows.append([name, *cells])
@@ -175,15 +166,11 @@ def matrix_lines(survey: Survey) -> Iterator[str]:
     # The number of each column's host, every ten: `0         10        20`.
     ruler = "".join(f"{number:<10}" for number in range(0, len(names), 10))
     rows = [["#", "from", f"to {ruler[: len(names)].rstrip()}"]]
-    rows += [
-        [f"{number:>2}", name, letters[number]] for number, name in enumerate(names)
-    ]
+    rows += [[f"{number:>2}", name, letters[number]] for number, name in enumerate(names)]
     yield from columns(rows)
     yield _summary(survey, letters)
     used = set("".join(letters))
-    yield "; ".join(
-        f"{letter} {words}" for letter, words in LETTERS.items() if letter in used
-    )
+    yield "; ".join(f"{letter} {words}" for letter, words in LETTERS.items() if letter in used)
 
 
 def all_letters(survey: Survey) -> list[str]:
@@ -201,10 +188,7 @@ def _letter(survey: Survey, pair: Pair, slow_below: float) -> str:
     source, target = pair
     if source == target:
         return " "
-    if (
-        survey.hosts[source].absent is not None
-        or survey.hosts[target].absent is not None
-    ):
+    if survey.hosts[source].absent is not None or survey.hosts[target].absent is not None:
         return "-"
 
     edge = survey.edges.get(pair, UNTESTED)
@@ -233,13 +217,9 @@ def _summary(survey: Survey, letters: Sequence[str]) -> str:
     counts = Counter("".join(letters).replace(" ", ""))
     text = f"{plural(sum(counts.values()), 'link')}, {counts['.']:,} fine"
     speeds = [edge.bytes_per_s for edge in survey.edges.values() if edge.bytes_per_s]
-    times = [
-        edge.latency_s for edge in survey.edges.values() if edge.latency_s is not None
-    ]
+    times = [edge.latency_s for edge in survey.edges.values() if edge.latency_s is not None]
     if speeds and times:
-        rate = (
-            f"{bit_rate(statistics.median(speeds))} (slowest {bit_rate(min(speeds))})"
-        )
+        rate = f"{bit_rate(statistics.median(speeds))} (slowest {bit_rate(min(speeds))})"
         usual_time = latency(statistics.median(times))
         text += f"; median {rate}, {usual_time} (longest {latency(max(times))})"
 

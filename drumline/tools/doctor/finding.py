@@ -53,18 +53,14 @@ class Finding:
     def of_fault(cls, check: str, where: str, fault: Fault) -> Self:
         """The finding of a fault at a host or a task."""
         variable = fault.fix if isinstance(fault.fix, VariableFix) else None
-        return cls(
-            fault.level, check, where, fault.what, str(fault.fix), variable=variable
-        )
+        return cls(fault.level, check, where, fault.what, str(fault.fix), variable=variable)
 
     def line(self) -> str:
         """`problem: b -> a: data ports ...`."""
         return f"{self.level}: {self.where}: {self.what}"
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in asdict(self).items() if value is not None
-        }
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def sorted_findings(findings: Iterable[Finding]) -> list[Finding]:

@@ -36,9 +36,7 @@ class ParameterUse:
     @property
     def never(self) -> list[str]:
         """Used in no batch."""
-        return [
-            name for name, count in self.unused.items() if count == self.num_batches
-        ]
+        return [name for name, count in self.unused.items() if count == self.num_batches]
 
     @property
     def is_static(self) -> bool:
@@ -67,21 +65,13 @@ def measure_use(
 
     try:
         with explain_out_of_memory(config, job), dry_run(job) as task:
-            batches = (
-                micro.data
-                for step in endless(job.loader)
-                for micro in step.micro_batches
-            )
+            batches = (micro.data for step in endless(job.loader) for micro in step.micro_batches)
             for batch in islice(batches, most):
                 unused.update(without_gradient(job, task, batch))
     finally:
         job.close()
 
-    trained = [
-        name
-        for name, parameter in job.model.named_parameters()
-        if parameter.requires_grad
-    ]
+    trained = [name for name, parameter in job.model.named_parameters() if parameter.requires_grad]
     return ParameterUse(
         num_trained=len(trained),
         num_batches=most,
@@ -108,9 +98,7 @@ def _fault(use: ParameterUse, config: Config) -> Fault | None:
     can_be_static = use.is_static and config.train.exact != "elastic"
     if not use.unused and finds:
         what = f"--dist.find_unused_parameters costs time in every step, and each of {num} batches uses all parameters"
-        return Fault(
-            "note", what, "leave it off, unless other batches or a hook leave some out"
-        )
+        return Fault("note", what, "leave it off, unless other batches or a hook leave some out")
 
     if use.unused and finds and can_be_static:
         what = f"none of {num} batches uses {never}, and all batches use the others"
@@ -131,12 +119,6 @@ def _fault(use: ParameterUse, config: Config) -> Fault | None:
     if can_be_static and dist.static_graph:
         return None
 
-    setting = (
-        "--dist.static_graph, since all batches use the others"
-        if can_be_static
-        else FIND
-    )
+    setting = "--dist.static_graph, since all batches use the others" if can_be_static else FIND
     what = f"none of {num} batches uses {never}: several ranks would wait for the gradients"
-    return Fault(
-        "problem", what, f"freeze them (requires_grad=False), or set {setting}"
-    )
+    return Fault("problem", what, f"freeze them (requires_grad=False), or set {setting}")

@@ -69,8 +69,7 @@ class BatchSearch:
     def fastest(self) -> Trial:
         """The size with the most samples a second."""
         return max(
-            (trial for trial in self.trials if trial.fits),
-            key=lambda trial: trial.samples_per_s,
+            (trial for trial in self.trials if trial.fits), key=lambda trial: trial.samples_per_s
         )
 
     @property
@@ -78,9 +77,7 @@ class BatchSearch:
         """The largest that fits; on the CPU, where that is not known, the fastest."""
         if not self.measures_memory:
             return self.fastest
-        return max(
-            (trial for trial in self.trials if trial.fits), key=lambda trial: trial.size
-        )
+        return max((trial for trial in self.trials if trial.fits), key=lambda trial: trial.size)
 
 
 def search_batch(
@@ -101,12 +98,8 @@ def search_batch(
             next_step="use `drumline plan TASK`, which predicts the memory of every mode",
         )
 
-    config = replace(
-        config, train=replace(config.train, accumulate=1, micro_batch_size=None)
-    )
-    job = build_job(
-        config, task_class(config), ddp, step_kind=config.train.step or "eager"
-    )
+    config = replace(config, train=replace(config.train, accumulate=1, micro_batch_size=None))
+    job = build_job(config, task_class(config), ddp, step_kind=config.train.step or "eager")
     on_gpu = ddp.device.type == "cuda"
     trials: list[Trial] = []
     try:
@@ -116,9 +109,7 @@ def search_batch(
         # The first step as rank 0 sees it, which has the most samples: all ranks must try the same
         # sizes.
         length = min(job.batch.size, job.loader.num_samples or job.batch.size)
-        plan = plan_step(
-            Cursor(), length=length, sharding=replace(job.loader.sharding, rank=0)
-        )
+        plan = plan_step(Cursor(), length=length, sharding=replace(job.loader.sharding, rank=0))
         limit = plan.spans[0].size
         smallest = min(limit, 2 if has_batchnorm(job.model) else 1)
 
@@ -161,9 +152,7 @@ def largest(fits: Callable[[int], bool], smallest: int, limit: int) -> int:
     return low
 
 
-def _begin(
-    job: Job, step: TrainStep, plan: StepPlan, smallest: int, margin: float | None
-) -> bool:
+def _begin(job: Job, step: TrainStep, plan: StepPlan, smallest: int, margin: float | None) -> bool:
     """Collective: a first step, in which the ranks communicate: from here on the optimizer's state
     and the buffers of DDP and NCCL are there, as in a run. What is then left of the GPU's memory,
     less the margin, is for the trials. Returns whether the step fits."""
@@ -175,9 +164,7 @@ def _begin(
     if margin is not None:
         free, total = torch.cuda.mem_get_info(job.ddp.device)
         usable = (free + torch.cuda.memory_reserved(job.ddp.device)) * (1 - margin)
-        torch.cuda.set_per_process_memory_fraction(
-            min(1.0, usable / total), job.ddp.device
-        )
+        torch.cuda.set_per_process_memory_fraction(min(1.0, usable / total), job.ddp.device)
 
     return True
 
@@ -198,9 +185,7 @@ def _try(job: Job, step: TrainStep, plan: StepPlan, size: int) -> Trial:
     memory = 0
     try:
         for _ in range(2):  # the first one reserves memory and chooses kernels
-            seconds = _timed(
-                step, _make_step(job, plan, size, count=count, syncs=False), device
-            )
+            seconds = _timed(step, _make_step(job, plan, size, count=count, syncs=False), device)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -252,6 +237,4 @@ def _batch(job: Job, size: int) -> Any:
     if not isinstance(job.loader, StreamLoader):
         return batch
     # A stream's batch is already made, as large as a rank's part of the global batch.
-    return pytree.tree_map_only(
-        Tensor, lambda leaf: leaf[:size] if leaf.dim() else leaf, batch
-    )
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf[:size] if leaf.dim() else leaf, batch)

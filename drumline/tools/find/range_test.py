@@ -49,9 +49,7 @@ class RangeOptions:
 
     def rate(self, step: int) -> float:
         """Of step `step`, counted from 0: each is the same factor above the one before."""
-        return float(
-            self.low * (self.high / self.low) ** (step / max(1, self.steps - 1))
-        )
+        return float(self.low * (self.high / self.low) ** (step / max(1, self.steps - 1)))
 
 
 @dataclass(frozen=True)
@@ -124,13 +122,9 @@ def measure_range(
 
     def begin(model: nn.Module) -> None:
         """Load the weights that the run begins with."""
-        load_initial_weights(
-            config.model, model, ddp, lambda kind, message: note(message)
-        )
+        load_initial_weights(config.model, model, ddp, lambda kind, message: note(message))
 
-    job = build_job(
-        config, task, ddp, on_model=None if config.model.init is None else begin
-    )
+    job = build_job(config, task, ddp, on_model=None if config.model.init is None else begin)
     losses: list[float] = []
     try:
         with explain_refused_kernels(), explain_out_of_memory(config, job):
@@ -183,10 +177,7 @@ def smoothed(losses: Sequence[float]) -> list[float]:
     a running average would; one that is not finite is infinite, with those that it is averaged
     into."""
     finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
-    return [
-        fmean(finite[max(0, step - REACH) : step + REACH + 1])
-        for step in range(len(finite))
-    ]
+    return [fmean(finite[max(0, step - REACH) : step + REACH + 1]) for step in range(len(finite))]
 
 
 def diverges(losses: Sequence[float]) -> bool:
@@ -194,8 +185,6 @@ def diverges(losses: Sequence[float]) -> bool:
     the first."""
     if not math.isfinite(losses[-1]):
         return True
-    means = [
-        fmean(losses[max(0, step - REACH) : step + 1]) for step in range(len(losses))
-    ]
+    means = [fmean(losses[max(0, step - REACH) : step + 1]) for step in range(len(losses))]
     lowest = min(means)
     return means[-1] > max(means[0], lowest + (DIVERGED - 1) * abs(lowest))

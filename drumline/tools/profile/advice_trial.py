@@ -70,9 +70,7 @@ class ShortRuns:
         timed = [event for event in events if event["step"] > first["step"]]
         # which has more samples a step
         if not self.has_pauses or "train.accumulate" in settings:
-            return median(
-                self.batch_size / float(event["samples_per_s"]) for event in timed
-            )
+            return median(self.batch_size / float(event["samples_per_s"]) for event in timed)
         num_steps = int(timed[-1]["step"] - first["step"])
         return float(timed[-1]["time"] - first["time"]) / num_steps
 
@@ -87,9 +85,7 @@ class ShortRuns:
         # of a `drumline profile` that was killed
         shutil.rmtree(run, ignore_errors=True)
         try:
-            run_to_the_end(
-                Leg(name, tuple(self.arguments(settings)), run, log, self.procs)
-            )
+            run_to_the_end(Leg(name, tuple(self.arguments(settings)), run, log, self.procs))
             events = read_events(RunFolder(run).event_file(0))
             return [event for event in events if event["kind"] == "train"]
         finally:
@@ -127,10 +123,7 @@ class AdviceTrial:
     @property
     def spread(self) -> tuple[float, float]:
         """The smallest and the largest ratio of two runs, one after the other."""
-        ratios = [
-            after / before
-            for before, after in zip(self.before_s, self.after_s, strict=True)
-        ]
+        ratios = [after / before for before, after in zip(self.before_s, self.after_s, strict=True)]
         return min(ratios), max(ratios)
 
     def document(self) -> dict[str, Any]:
@@ -197,9 +190,7 @@ def trial_lines(trials: Sequence[AdviceTrial]) -> Iterator[str]:
             outcome = "more than predicted"
         elif trial.ratio > longest:
             outcome = "less than predicted"
-        expected = (
-            f"{_change(trial.predicted)} ({_change(shortest)} to {_change(longest)})"
-        )
+        expected = f"{_change(trial.predicted)} ({_change(shortest)} to {_change(longest)})"
         yield (
             f"{flags}: {latency(before)} -> {latency(after)} a step: {_change(trial.ratio)} ({_change(low)} to "
             f"{_change(high)} in {plural(len(trial.after_s), 'run')}); predicted {expected}: {outcome}"

@@ -79,9 +79,7 @@ def matched(
     """The n-th collective of a kind on one rank is the n-th on all. Each stays alone where that
     cannot be, as in process groups that the trace does not name: ranks have different numbers of
     them, or one rank left before another joined."""
-    by_kind: dict[str, dict[int, list[CollectiveCall]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    by_kind: dict[str, dict[int, list[CollectiveCall]]] = defaultdict(lambda: defaultdict(list))
     for rank, trace in traces.items():
         for call in trace.collectives:
             by_kind[call.kind][rank].append(call)
@@ -89,15 +87,11 @@ def matched(
     collectives = []
     for kind, calls_by_rank in by_kind.items():
         for by_rank in _aligned(calls_by_rank):
-            if kind.startswith(LEFT_TOGETHER) and not _is_possible(
-                by_rank, clock_error_s
-            ):
+            if kind.startswith(LEFT_TOGETHER) and not _is_possible(by_rank, clock_error_s):
                 parts = [{rank: call} for rank, call in by_rank.items()]
             else:
                 parts = [by_rank]
-            collectives += [
-                MatchedCollective(kind=kind, by_rank=part) for part in parts
-            ]
+            collectives += [MatchedCollective(kind=kind, by_rank=part) for part in parts]
 
     return collectives
 
@@ -167,9 +161,7 @@ def waits_of(
 
 def waiting_of(rank: int, collectives: Sequence[MatchedCollective]) -> Intervals:
     """When this rank waited for any other."""
-    return union(
-        wait for waits in waits_of(rank, collectives).values() for wait in waits
-    )
+    return union(wait for waits in waits_of(rank, collectives).values() for wait in waits)
 
 
 def divide_steps(
@@ -178,11 +170,7 @@ def divide_steps(
     collectives: Sequence[MatchedCollective],
 ) -> list[StepParts]:
     """The steps of one rank. `trace` and `collectives` are by one clock."""
-    calls = [
-        collective.by_rank[rank]
-        for collective in collectives
-        if rank in collective.by_rank
-    ]
+    calls = [collective.by_rank[rank] for collective in collectives if rank in collective.by_rank]
     communication = union((call.call, call.end) for call in calls)
     claims = [
         ("compute", trace.compute),

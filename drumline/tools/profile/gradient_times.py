@@ -153,9 +153,7 @@ def _mean_bucket(buckets: Sequence[Bucket]) -> Bucket:
     )
 
 
-def bucket_calls(
-    trace: RankTrace, step: TraceStep, num_buckets: int
-) -> list[CollectiveCall]:
+def bucket_calls(trace: RankTrace, step: TraceStep, num_buckets: int) -> list[CollectiveCall]:
     """The all-reduces of gradients in a step. Those of a CUDA graph have no call on the host: if
     there are as many as DDP has buckets, they are these."""
     calls = calls_of(trace, step)
@@ -163,9 +161,7 @@ def bucket_calls(
         return buckets
 
     of_graph = [
-        call
-        for call in calls
-        if call.host_call is None and call.kind.startswith("allreduce")
+        call for call in calls if call.host_call is None and call.kind.startswith("allreduce")
     ]
     return of_graph if len(of_graph) == num_buckets else []
 
@@ -190,9 +186,7 @@ def backward_start(
     return float(starts[0]) if len(starts) else None
 
 
-def _before_backward_s(
-    trace: RankTrace, step: TraceStep, calls: Sequence[CollectiveCall]
-) -> float:
+def _before_backward_s(trace: RankTrace, step: TraceStep, calls: Sequence[CollectiveCall]) -> float:
     """What a rank has computed in a step before the backward pass that reduces gradients."""
     begin = backward_start(trace, step, calls)
     return 0.0 if begin is None else _computed_until(trace, step, begin, begin)
@@ -258,9 +252,7 @@ def tensors_of(
                 steps.append(times)
 
     if steps:
-        means = [
-            TensorTimes(*times) for times in np.mean(np.array(steps), axis=0).tolist()
-        ]
+        means = [TensorTimes(*times) for times in np.mean(np.array(steps), axis=0).tolist()]
     else:
         means = _between(sizes, buckets)
     return [
@@ -285,9 +277,7 @@ def _are_buckets_of(facts: RankFacts) -> bool:
     return False
 
 
-def _tensor_times(
-    trace: RankTrace, step: TraceStep, num_tensors: int, host: Intervals
-) -> Seconds:
+def _tensor_times(trace: RankTrace, step: TraceStep, num_tensors: int, host: Intervals) -> Seconds:
     """The `TensorTimes` of the last backward pass, one in a row; empty where the trace does not
     have it, as in a CUDA graph."""
     times = trace.gradients[_is_in_step(trace.gradients, step)]
@@ -315,16 +305,11 @@ def _between(sizes: Sequence[int], buckets: Sequence[Bucket]) -> list[TensorTime
     bucket_ends = sent * tensor_ends[-1] / max(1, sent[-1])
 
     first = buckets[0]
-    bucket_times = [
-        TensorTimes(first.ready_s - first.backward_s, 0.0, first.host_s or 0.0)
-    ]
+    bucket_times = [TensorTimes(first.ready_s - first.backward_s, 0.0, first.host_s or 0.0)]
     for bucket in buckets:
-        bucket_times.append(
-            TensorTimes(bucket.ready_s, bucket.backward_s, bucket.host_s or 0.0)
-        )
+        bucket_times.append(TensorTimes(bucket.ready_s, bucket.backward_s, bucket.host_s or 0.0))
 
     columns = [
-        np.interp(tensor_ends, bucket_ends, column)
-        for column in zip(*bucket_times, strict=True)
+        np.interp(tensor_ends, bucket_ends, column) for column in zip(*bucket_times, strict=True)
     ]
     return [TensorTimes(*times) for times in zip(*columns, strict=True)]

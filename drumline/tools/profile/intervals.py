@@ -83,9 +83,7 @@ def length(intervals: Intervals) -> float:
     return float((intervals[:, 1] - intervals[:, 0]).sum())
 
 
-def length_until(
-    intervals: Intervals, times: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def length_until(intervals: Intervals, times: NDArray[np.float64]) -> NDArray[np.float64]:
     """How much of the set is before each of these times."""
     if not len(intervals):
         return np.zeros(len(times))

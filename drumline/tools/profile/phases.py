@@ -24,13 +24,7 @@ from drumline.runs.profile_files import (
     SampledLine,
     StackSamples,
 )
-from drumline.runs.profile_result import (
-    PAUSES,
-    BusyThread,
-    Collections,
-    LineCost,
-    WorkerStarts,
-)
+from drumline.runs.profile_result import PAUSES, BusyThread, Collections, LineCost, WorkerStarts
 from drumline.tools.profile.intervals import (
     Intervals,
     clipped,
@@ -80,9 +74,7 @@ class RankPhases:
     threads: tuple[BusyThread, ...] = ()
 
 
-def phases_of_rank(
-    facts: RankFacts, trace: RankTrace, waiting: Intervals
-) -> RankPhases:
+def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> RankPhases:
     """`waiting`: when it waited for other ranks."""
     stacks = facts.stacks
     if not stacks.samples:
@@ -135,13 +127,9 @@ def phases_of_rank(
         communication_phases_s=times.by_phase(communicates_s),
         collective_lines=tuple(costliest(stacks, {"seconds": in_others_s})),
         special_lines=tuple(costliest(stacks, {"seconds": special_s})),
-        undifferentiated=tuple(
-            without_gradient(stacks, seconds, computes_s, differentiated_s)
-        ),
+        undifferentiated=tuple(without_gradient(stacks, seconds, computes_s, differentiated_s)),
         worker_starts=times.worker_starts(trace),
-        collections=collections_of(
-            stacks, phases_s.get(COLLECTION, 0.0), facts.num_steps
-        ),
+        collections=collections_of(stacks, phases_s.get(COLLECTION, 0.0), facts.num_steps),
         threads=tuple(threads_of(facts, float(times.lasts_s.sum()))),
     )
 
@@ -150,9 +138,7 @@ class HostTime:
     """The steps of a rank in sets of instants: what the trace knows, and the rest, which is the
     host's."""
 
-    def __init__(
-        self, trace: RankTrace, waiting: Intervals, collections: Intervals
-    ) -> None:
+    def __init__(self, trace: RankTrace, waiting: Intervals, collections: Intervals) -> None:
         self.steps = union((step.start, step.end) for step in trace.steps)
 
         idle = difference(self.steps, trace.compute)
@@ -198,9 +184,7 @@ class SampleTimes:
 
     def within(self, intervals: Intervals) -> Seconds:
         """How much of each sample is in the set."""
-        return length_until(intervals, self._ends) - length_until(
-            intervals, self._starts
-        )
+        return length_until(intervals, self._ends) - length_until(intervals, self._starts)
 
     def computed(self, trace: RankTrace, host: HostTime) -> Seconds:
         """How long a rank computes for each sample."""
@@ -242,15 +226,9 @@ class SampleTimes:
 
         seconds = np.zeros(len(self._ends))
         for collective in trace.collectives:
-            called = (
-                collective.call
-                if collective.host_call is None
-                else collective.host_call
-            )
+            called = collective.call if collective.host_call is None else collective.host_call
             sample = np.searchsorted(self._ends, called).clip(0, len(seconds) - 1)
-            seconds[sample] += length(
-                clipped(communication, collective.call, collective.end)
-            )
+            seconds[sample] += length(clipped(communication, collective.call, collective.end))
         return seconds
 
     def collections(self) -> Intervals:
@@ -263,9 +241,7 @@ class SampleTimes:
     def is_in(self, phases: Collection[str]) -> NDArray[np.bool_]:
         """Which samples are of these phases."""
         names = self._stacks.phases
-        return np.array(
-            [names[sample.phase] in phases for sample in self._stacks.samples]
-        )
+        return np.array([names[sample.phase] in phases for sample in self._stacks.samples])
 
     def steps(self, trace: RankTrace) -> NDArray[np.int64]:
         """The number of the step in which each sample ends, from 0."""
@@ -283,9 +259,7 @@ class SampleTimes:
         is_torch = np.array([line.library == "torch" for line in lines])
         num_calls = self._count(trace.host_operations[:, 0])
         longer_s = idle_s - USUAL_CALL_S * num_calls / len(trace.steps)
-        seconds: Seconds = (
-            np.maximum(0.0, longer_s) * is_torch * self.is_in(TOOL_PHASES)
-        )
+        seconds: Seconds = np.maximum(0.0, longer_s) * is_torch * self.is_in(TOOL_PHASES)
         return seconds
 
     def shares_of_backward(self, trace: RankTrace) -> Seconds:
@@ -337,9 +311,7 @@ class SampleTimes:
         """The sums of what the samples of each phase took."""
         phases = self._stacks.phases
         sums: dict[str, float] = defaultdict(float)
-        for sample, sample_s in zip(
-            self._stacks.samples, seconds.tolist(), strict=True
-        ):
+        for sample, sample_s in zip(self._stacks.samples, seconds.tolist(), strict=True):
             sums[phases[sample.phase]] += sample_s
 
         return {name: sums[name] for name in phases if sums[name] > 0}
@@ -355,15 +327,11 @@ def pauses_of(facts: RankFacts) -> dict[str, float]:
     """Evaluations and saves, as means over all profiled steps."""
     seconds: dict[str, float] = defaultdict(float)
     for pause in facts.pauses:
-        seconds[pause.reason] += (
-            (pause.ended_ns - pause.began_ns) / 1e9 / facts.num_steps
-        )
+        seconds[pause.reason] += (pause.ended_ns - pause.began_ns) / 1e9 / facts.num_steps
     return seconds
 
 
-def collections_of(
-    stacks: StackSamples, seconds: float, num_steps: int
-) -> Collections | None:
+def collections_of(stacks: StackSamples, seconds: float, num_steps: int) -> Collections | None:
     """The garbage collections of a step, which take this long together."""
     if not stacks.collections:
         return None

@@ -61,12 +61,7 @@ from drumline.tools.profile.phases import (
     phases_of_rank,
 )
 from drumline.tools.profile.rank_trace import LAYERS, RankTrace, TraceStep, from_events
-from drumline.tools.profile.trace_file import (
-    ON_DEVICE,
-    Details,
-    TraceEntry,
-    read_events,
-)
+from drumline.tools.profile.trace_file import ON_DEVICE, Details, TraceEntry, read_events
 
 K = TypeVar("K", bound=Hashable)
 MOST_KERNELS = 15
@@ -205,16 +200,13 @@ def result_of(
 ) -> ProfileResult:
     """`traces` are by one clock."""
     collectives = matched(traces, clock_error_s=CLOCK_ERROR_S)
-    steps = {
-        rank: divide_steps(rank, trace, collectives) for rank, trace in traces.items()
-    }
+    steps = {rank: divide_steps(rank, trace, collectives) for rank, trace in traces.items()}
     phases = {
         rank: phases_of_rank(facts[rank], trace, waiting_of(rank, collectives))
         for rank, trace in traces.items()
     }
     hosts = {
-        rank: host_intervals(trace, len(facts[rank].bucket_bytes))
-        for rank, trace in traces.items()
+        rank: host_intervals(trace, len(facts[rank].bucket_bytes)) for rank, trace in traces.items()
     }
     ranks = _rank_steps(facts, steps, phases, hosts)
     buckets = buckets_of(facts, traces, collectives, hosts)
@@ -249,9 +241,7 @@ def result_of(
         syncs=tuple(host_syncs(all_traces)[:MOST_SYNCS]),
         network_bytes_per_s=network_bytes_per_s,
         slow_modes_s=mean_known(rank_facts.slow_modes_s for rank_facts in all_facts),
-        unprofiled_step_s=mean_known(
-            rank_facts.unprofiled_step_s for rank_facts in all_facts
-        ),
+        unprofiled_step_s=mean_known(rank_facts.unprofiled_step_s for rank_facts in all_facts),
         cores_per_rank=cores_per_rank(facts),
         loading_cores=first.loading_cores if loads_itself else None,
         process=max(
@@ -266,9 +256,7 @@ def result_of(
 def cores_per_rank(facts: Mapping[int, RankFacts]) -> float | None:
     """Those of the first host, which all its ranks share; None: not known."""
     first_host = facts[min(facts)].host
-    ranks = [
-        rank_facts for rank_facts in facts.values() if rank_facts.host == first_host
-    ]
+    ranks = [rank_facts for rank_facts in facts.values() if rank_facts.host == first_host]
     cpus = {number for rank_facts in ranks for number in rank_facts.cpus}
     return len(cpus) / len(ranks) if cpus else None
 
@@ -279,9 +267,7 @@ def other_kinds(traces: Sequence[RankTrace]) -> dict[str, float]:
     for trace in traces:
         for step in trace.steps:
             calls = calls_of(trace, step)
-            kinds = (
-                call.kind.partition(":")[0] for call in calls if not call.is_bucket
-            )
+            kinds = (call.kind.partition(":")[0] for call in calls if not call.is_bucket)
             counts.update(kinds)
 
     num_steps = sum(len(trace.steps) for trace in traces)
@@ -306,12 +292,8 @@ def _rank_steps(
                 host=facts[rank].host,
                 step_s=tuple(step.end - step.start for step in ranges),
                 compute_s=tuple(step.parts_s["compute"] for step in steps),
-                host_s=tuple(
-                    length(clipped(host, step.start, step.end)) for step in ranges
-                ),
-                parts_s={
-                    part: fmean(step.parts_s[part] for step in steps) for part in PARTS
-                },
+                host_s=tuple(length(clipped(host, step.start, step.end)) for step in ranges),
+                parts_s={part: fmean(step.parts_s[part] for step in steps) for part in PARTS},
                 hidden_communication_s=fmean(step.hidden_s for step in steps),
                 critical_steps=critical.count(rank),
                 waited_for_s=waited_for(rank, steps_by_rank),
@@ -330,9 +312,7 @@ def reductions_of(facts: RankFacts, num_calls: int) -> int:
     optimizers, as of a GAN, a pass may belong to another optimizer, and is no micro-batch; with one
     pass, what is reduced besides is which parameters were used."""
     num_buckets = len(facts.bucket_bytes)
-    is_single = (
-        facts.num_models == 1 and facts.num_optimizers == 1 and facts.num_passes != 1
-    )
+    is_single = facts.num_models == 1 and facts.num_optimizers == 1 and facts.num_passes != 1
     if not is_single or num_buckets == 0 or num_calls % num_buckets:
         return 1
     return max(1, num_calls // num_buckets)
@@ -353,9 +333,7 @@ def critical_ranks(divided: Mapping[int, Sequence[StepParts]]) -> list[int]:
     return critical
 
 
-def waited_for(
-    rank: int, divided: Mapping[int, Sequence[StepParts]]
-) -> tuple[float, ...]:
+def waited_for(rank: int, divided: Mapping[int, Sequence[StepParts]]) -> tuple[float, ...]:
     """How long the other ranks waited for this one in each step, on average over them."""
     steps_of_peers = [steps for peer, steps in divided.items() if peer != rank]
     means_s = []
@@ -377,12 +355,7 @@ def top_kernels(traces: Sequence[RankTrace]) -> list[Kernel]:
                 rows.append((operation.name, operation.seconds, operation.calls))
 
     return [
-        Kernel(
-            name=name,
-            seconds=seconds,
-            calls=calls,
-            is_layer=LAYERS.search(name) is not None,
-        )
+        Kernel(name=name, seconds=seconds, calls=calls, is_layer=LAYERS.search(name) is not None)
         for name, seconds, calls in _per_step(rows, traces)
     ]
 
@@ -430,11 +403,7 @@ def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
 
             copy = syncs[last - 1]
             is_copied_before = syncs[last].start - copy.end < SAME_CALL_S
-            if (
-                last > num_done
-                and is_copied_before
-                and copy.name.startswith("cudaMemcpy")
-            ):
+            if last > num_done and is_copied_before and copy.name.startswith("cudaMemcpy"):
                 sources[last - 1] = source
 
         num_done = max(num_done, last + 1)
@@ -553,9 +522,7 @@ class MergedRank:
             gpu = f", GPU {process}" if number % PROCESSES else ""
             what = f"rank {self._rank} on {self._host}{gpu}"
             names.append(process_fact(number, "process_name", {"name": what}))
-            names.append(
-                process_fact(number, "process_sort_index", {"sort_index": number})
-            )
+            names.append(process_fact(number, "process_sort_index", {"sort_index": number}))
 
         self._merged.write(names)
 
@@ -569,9 +536,7 @@ def process_fact(number: int, name: str, facts: Mapping[str, Any]) -> TraceEntry
 def cut_kernels(kernels: Sequence[TraceEntry]) -> None:
     """A kernel that ends after the next one of its stream has begun, which Perfetto would drop,
     lasts until that begins."""
-    streams: dict[tuple[int | str, int | str], list[tuple[float, float, int]]] = (
-        defaultdict(list)
-    )
+    streams: dict[tuple[int | str, int | str], list[tuple[float, float, int]]] = defaultdict(list)
     for position, kernel in enumerate(kernels):
         if kernel.ts is not None and kernel.dur is not None and kernel.ph == "X":
             stream = streams[kernel.pid, kernel.tid]

@@ -43,9 +43,7 @@ BLOCKING_COPY_S = 50e-6
 LOADER_NEXT = re.compile(r"enumerate\(DataLoader\).*__next__")
 NODE = "autograd::engine::evaluate_function: "
 ACCUMULATES = f"{NODE}torch::autograd::AccumulateGrad"
-OF_TORCH = re.compile(
-    r"Backward\d+$|^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFx"
-)
+OF_TORCH = re.compile(r"Backward\d+$|^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFx")
 ITEM_BYTES = {
     "Float": 4,
     "Half": 2,
@@ -136,12 +134,8 @@ class RankTrace:
 def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
     """What a breakdown needs of a trace."""
     # A rank sends and receives on the thread that calls it.
-    callers = {
-        label.thread for label in columns.labels if label.name.startswith("c10d::")
-    }
-    gloo_threads = {
-        label.thread for label in columns.labels if label.name.startswith("gloo:")
-    }
+    callers = {label.thread for label in columns.labels if label.name.startswith("c10d::")}
+    gloo_threads = {label.thread for label in columns.labels if label.name.startswith("gloo:")}
     gloo_threads -= callers
     is_host = columns.labelled(
         lambda label: label.kind == "cpu_op" and label.thread not in gloo_threads
@@ -226,9 +220,7 @@ def _steps(
     launches on the stream that computes most: the host may be ahead by whole steps."""
     host_starts: dict[int, float] = {}
     is_mark = columns.named(lambda name: name.startswith(STEP_MARK))
-    for event in columns.where(
-        is_mark & columns.of_kinds({"user_annotation"})
-    ).events():
+    for event in columns.where(is_mark & columns.of_kinds({"user_annotation"})).events():
         number = whole_number(event.name.removeprefix(STEP_MARK))
         if number is not None:
             host_starts.setdefault(number, event.start)
@@ -245,9 +237,7 @@ def _steps(
     if any(later <= earlier for earlier, later in itertools.pairwise(edges)):
         raise ValueError("its steps are not in order")
 
-    for number, (start, end) in zip(
-        host_starts, itertools.pairwise(edges), strict=True
-    ):
+    for number, (start, end) in zip(host_starts, itertools.pairwise(edges), strict=True):
         yield TraceStep(number, start, end)
 
 
@@ -346,9 +336,7 @@ def _collectives(columns: EventColumns, host: EventColumns) -> list[CollectiveCa
     for event in columns.where(is_gloo | is_nccl).events():
         works[_kind_of_work(event.name)].append(event)
 
-    accumulations = union(
-        host.where(host.named(lambda name: name == ACCUMULATES)).times()
-    )
+    accumulations = union(host.where(host.named(lambda name: name == ACCUMULATES)).times())
     collectives = []
     for kind, works_of_kind in works.items():
         calls_of_kind: Sequence[Event | None] = calls[kind]

@@ -240,9 +240,7 @@ class EventColumns:
 
     def labelled(self, is_meant: Callable[[Label], object]) -> Mask:
         """Which events have such a label."""
-        is_label_meant = np.array(
-            [bool(is_meant(label)) for label in self.labels], dtype=bool
-        )
+        is_label_meant = np.array([bool(is_meant(label)) for label in self.labels], dtype=bool)
         return is_label_meant[self.label]
 
     def named(self, is_meant: Callable[[str], object]) -> Mask:
@@ -253,13 +251,9 @@ class EventColumns:
         """Which events have one of these kinds."""
         return self.labelled(lambda label: label.kind in kinds)
 
-    def numbered(
-        self, part: Callable[[Label], str]
-    ) -> tuple[NDArray[np.int64], list[str]]:
+    def numbered(self, part: Callable[[Label], str]) -> tuple[NDArray[np.int64], list[str]]:
         """This part of the labels: for each event a place in the list of its values."""
-        values, places = np.unique(
-            [part(label) for label in self.labels], return_inverse=True
-        )
+        values, places = np.unique([part(label) for label in self.labels], return_inverse=True)
         return places[self.label], values.tolist()
 
     def shifted(self, shift_s: float) -> EventColumns:
@@ -309,11 +303,7 @@ class ColumnBuilder:
         """Append the ranges of a part of the trace."""
         ranges = [entry for entry in entries if entry.ph == "X"]
         rows = [
-            (
-                entry.ts,
-                entry.dur,
-                self._labels[entry.name, entry.cat, entry.pid, entry.tid],
-            )
+            (entry.ts, entry.dur, self._labels[entry.name, entry.cat, entry.pid, entry.tid])
             for entry in ranges
         ]
         self._rows.append(np.array(rows, dtype=np.float64).reshape(-1, 3))

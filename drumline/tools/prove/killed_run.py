@@ -64,15 +64,7 @@ class Leg:
             words = ["launch", "--no-standby", "--hosts", hosts]
         folder = ["--run", str(self.folder)]
         restarts = ["--max-restarts", "0"]
-        return [
-            sys.executable,
-            "-m",
-            "drumline",
-            *words,
-            *restarts,
-            *self.arguments,
-            *folder,
-        ]
+        return [sys.executable, "-m", "drumline", *words, *restarts, *self.arguments, *folder]
 
 
 def run_to_the_end(leg: Leg) -> None:
@@ -102,9 +94,7 @@ def run_and_kill(leg: Leg, kill: Kill) -> bool:
 def failed(leg: Leg, code: int) -> RunFailedError:
     """The error for a leg that failed without a kill: its last lines, and its exit code."""
     lines = (
-        leg.log.read_text(errors="replace", encoding="utf-8")
-        .rstrip()
-        .splitlines()[-LAST_LINES:]
+        leg.log.read_text(errors="replace", encoding="utf-8").rstrip().splitlines()[-LAST_LINES:]
     )
     quoted = [f"  | {one_line(line)}" for line in dedent("\n".join(lines)).splitlines()]
     has_advice = code in (ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED)
@@ -113,9 +103,7 @@ def failed(leg: Leg, code: int) -> RunFailedError:
         "\n".join([f"{leg.name} failed by itself with exit code {code}:", *quoted]),
         next_step=f"{advice}; its full output is in {leg.log}",
     )
-    error.exit_code = (
-        ExitCode(code) if code in list(ExitCode) else ExitCode.TRAINING_FAILED
-    )
+    error.exit_code = ExitCode(code) if code in list(ExitCode) else ExitCode.TRAINING_FAILED
     return error
 
 
@@ -133,16 +121,11 @@ def describe(kill: Kill, last_step: int) -> str:
 def _await(kill: Kill, progress: LegProgress, job: JobProcesses) -> bool:
     """Wait for the moment; False: the job ended before, or the moment has already passed."""
     while job.exit_code is None:
-        if progress.has_begun(kill) and len(progress.pids_of(kill.ranks)) == len(
-            kill.ranks
-        ):
+        if progress.has_begun(kill) and len(progress.pids_of(kill.ranks)) == len(kill.ranks):
             # If the usual length is unknown: the time between the last two lines, about one step.
             last_s = min(progress.seen_at[1] - progress.seen_at[0], MOST_WAIT_S)
             time.sleep(kill.wait * (last_s if kill.usual_s is None else kill.usual_s))
-            is_evaluated = (
-                kill.moment == "evaluation"
-                and progress.latest["evaluated"] >= kill.step
-            )
+            is_evaluated = kill.moment == "evaluation" and progress.latest["evaluated"] >= kill.step
             return progress.has_begun(kill) and not is_evaluated
         time.sleep(POLL_S)
 

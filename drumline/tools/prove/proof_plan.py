@@ -53,9 +53,7 @@ def wrong_options(options: ProofOptions) -> Iterator[str]:
     kills = options.num_kills
     steps = options.steps
     kill_steps = options.kill_steps or ()
-    if options.modes and (
-        len(options.modes) < 2 or len(options.modes) != len(options.worlds)
-    ):
+    if options.modes and (len(options.modes) < 2 or len(options.modes) != len(options.worlds)):
         legs = plural(len(options.worlds), "leg")
         yield f"--modes: {len(options.modes)} for {legs}; give one for each, and at least 2"
 
@@ -66,10 +64,7 @@ def wrong_options(options: ProofOptions) -> Iterator[str]:
     if kill_steps and len(kill_steps) != kills:
         legs = ",".join(map(str, options.worlds))
         yield f"--kill-at: {plural(len(kill_steps), 'step')} for {plural(kills, 'kill')} (--world {legs})"
-    elif (
-        list(kill_steps) != sorted(set(kill_steps))
-        or max(kill_steps, default=0) >= steps
-    ):
+    elif list(kill_steps) != sorted(set(kill_steps)) or max(kill_steps, default=0) >= steps:
         listed = ",".join(map(str, kill_steps))
         yield f"--kill-at: {listed} must {'rise and stay' if kills > 1 else 'be'} below --steps {steps}"
 
@@ -112,11 +107,7 @@ def wrong_settings(layers: Layers, options: ProofOptions) -> Iterator[str]:
     yield from (f"--{path}: {reason}" for path, reason in OWN.items() if path in flags)
     if options.modes and "dist.mode" in flags:
         yield "--dist.mode: --modes sets it for each leg"
-    if (
-        options.is_elastic
-        and "train.exact" in flags
-        and flags["train.exact"].value != "elastic"
-    ):
+    if options.is_elastic and "train.exact" in flags and flags["train.exact"].value != "elastic":
         legs = ", ".join(map(str, options.worlds))
         yield f"--train.exact: {flags['train.exact'].value} needs one number of ranks, and the legs have {legs}"
 
@@ -149,9 +140,7 @@ class ProofSettings:
         flags = self.layers.flags.settings
         steps = self.options.steps
         saves = self._value(SAVES)
-        if saves == 0 or (
-            SAVES not in flags and too_few_steps(self.options, first_save=saves)
-        ):
+        if saves == 0 or (SAVES not in flags and too_few_steps(self.options, first_save=saves)):
             changes[SAVES] = SAVE_EVERY
         if WARM_UP not in flags and self._value(WARM_UP) > steps:
             changes[WARM_UP] = steps // 2
@@ -163,15 +152,12 @@ class ProofSettings:
     def describe_changes(self) -> str:
         """`checkpoint.every_steps 2 (it was 0)`."""
         return ", ".join(
-            f"{path} {value} (it was {self._value(path)})"
-            for path, value in self.changes().items()
+            f"{path} {value} (it was {self._value(path)})" for path, value in self.changes().items()
         )
 
     def arguments(self, task: str, *, config_file: str | None) -> list[str]:
         """The arguments of `drumline train`, without the folder and the number of ranks."""
-        settings = {
-            path: setting.value for path, setting in self.layers.flags.settings.items()
-        }
+        settings = {path: setting.value for path, setting in self.layers.flags.settings.items()}
         settings |= self.changes() | {
             "train.steps": self.options.steps,
             "log.trace": True,
@@ -218,9 +204,7 @@ def too_early(options: ProofOptions, pattern: RunPattern) -> str | None:
     return too_few_steps(options, first_save=first)
 
 
-def draw_kills(
-    options: ProofOptions, pattern: RunPattern, *, attempt: int = 0
-) -> list[Kill]:
+def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) -> list[Kill]:
     """One kill for each leg except the last. After an attempt whose kill came too late, the next
     one kills earlier, and the last attempt as early as possible."""
     draw = random.Random(options.seed)  # noqa: S311 - a schedule, not a secret
@@ -248,19 +232,11 @@ def draw_kills(
             step = earliest
             moment = "step"
         kill = _kill(moment, step, wait, pattern)
-        if (
-            options.rank is None
-            and kill.moment == "save"
-            and kill.step == options.steps
-        ):
+        if options.rank is None and kill.moment == "save" and kill.step == options.steps:
             # the others are done: if one of them is killed, rank 0 still completes the save and the
             # run
             rank = 0
-        ranks = (
-            tuple(range(world))
-            if options.rank == "all"
-            else (int(options.rank or rank),)
-        )
+        ranks = tuple(range(world)) if options.rank == "all" else (int(options.rank or rank),)
         kills.append(replace(kill, ranks=ranks))
 
     return kills

@@ -55,12 +55,8 @@ class Proof:
         self.show(f"reference: {ranks}, {steps} without a kill")
         reference = self._run_without_kill("reference")
         if (last := max(reference.steps, default=options.steps)) < options.steps:
-            self.show(
-                f"a hook of the task ended it after step {last}: so must the killed run"
-            )
-            return replace(self, options=replace(options, steps=last))._compare(
-                reference
-            )
+            self.show(f"a hook of the task ended it after step {last}: so must the killed run")
+            return replace(self, options=replace(options, steps=last))._compare(reference)
 
         return self._compare(reference)
 
@@ -94,9 +90,7 @@ class Proof:
             return False
 
         self.show(f"proved: {steps}, {reference.extent()}: the same bits after {kills}")
-        for name in dict.fromkeys(
-            name for leg in legs for name in compare(reference, leg).unsaved
-        ):
+        for name in dict.fromkeys(name for leg in legs for name in compare(reference, leg).unsaved):
             self.show(
                 f"  note: the buffer {name} (persistent=False) is not in checkpoints and differed at some step; "
                 "nothing that was compared depends on it"
@@ -104,9 +98,7 @@ class Proof:
 
         return True
 
-    def _difference(
-        self, reference: RunTrace, legs: Sequence[RunTrace]
-    ) -> RunDifference | None:
+    def _difference(self, reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
         """The first difference in the last of these legs. In another mode sums have another order,
         and so other bits: there samples, and what was restored, must be the same."""
         if self.options.modes and len(legs) > 1:
@@ -125,9 +117,7 @@ class Proof:
         text = f"the weights after step {options.steps} differ by {distance:.1e} of their size"
 
         if distance > MOST_DISTANCE:
-            self.show(
-                f"not proved: {text} from the run without a kill in mode {options.modes[0]}"
-            )
+            self.show(f"not proved: {text} from the run without a kill in mode {options.modes[0]}")
             self.show(
                 f"  try: --modes {','.join(options.modes[:1] * 2)} first; a lower --optim.lr, if training diverges"
             )
@@ -150,13 +140,7 @@ class Proof:
         if mode is None and self.options.modes:
             mode = self.options.modes[0]
         arguments = (*self.arguments, *([f"--dist.mode={mode}"] if mode else []))
-        return Leg(
-            name,
-            arguments,
-            self.root / folder,
-            self.root / f"{log or folder}.log",
-            world,
-        )
+        return Leg(name, arguments, self.root / folder, self.root / f"{log or folder}.log", world)
 
     def _run_without_kill(self, name: str) -> RunTrace:
         """Run it to the end, and read its trace."""
@@ -169,27 +153,18 @@ class Proof:
         events = list(read_events(RunFolder(self.root / "reference").event_file(0)))
         kinds: dict[Moment, str] = {"save": "checkpoint", "evaluation": "evaluation"}
         pattern = {
-            moment: {
-                event["step"]: event["seconds"]
-                for event in events
-                if event["kind"] == kind
-            }
+            moment: {event["step"]: event["seconds"] for event in events if event["kind"] == kind}
             for moment, kind in kinds.items()
         }
         if problem := too_early(self.options, pattern):
             raise ConfigError(
-                [problem],
-                next_step="--checkpoint.every_steps sets how often the job saves here",
+                [problem], next_step="--checkpoint.every_steps sets how often the job saves here"
             )
 
         if self.options.moment == "evaluation" and not pattern["evaluation"]:
-            self.show(
-                "the job has no evaluation data: it is killed between steps instead"
-            )
+            self.show("the job has no evaluation data: it is killed between steps instead")
         for attempt in range(MAX_ATTEMPTS):
-            legs = self._run_legs(
-                reference, draw_kills(self.options, pattern, attempt=attempt)
-            )
+            legs = self._run_legs(reference, draw_kills(self.options, pattern, attempt=attempt))
             if legs is not None:
                 return legs
             shutil.rmtree(self.root / "killed")
@@ -199,17 +174,13 @@ class Proof:
             next_step="give it more --steps, or larger batches",
         )
 
-    def _run_legs(
-        self, reference: RunTrace, kills: Sequence[Kill]
-    ) -> list[RunTrace] | None:
+    def _run_legs(self, reference: RunTrace, kills: Sequence[Kill]) -> list[RunTrace] | None:
         """All legs, or those up to the first that differs; None: a kill came too late."""
         legs: list[RunTrace] = []
         modes = self.options.modes or [None] * len(self.options.worlds)
         plan = zip(self.options.worlds, modes, [*kills, None], strict=True)
         for number, (world, mode, kill) in enumerate(plan, start=1):
-            leg = self._leg(
-                f"leg {number}", "killed", world, log=f"leg-{number}", mode=mode
-            )
+            leg = self._leg(f"leg {number}", "killed", world, log=f"leg-{number}", mode=mode)
             if kill is None:
                 run_to_the_end(leg)
                 is_in_time = True
@@ -223,12 +194,8 @@ class Proof:
             legs.append(trace)
 
             differs = self._difference(reference, legs) is not None
-            if not differs and (
-                not is_in_time or trace.from_step >= self.options.steps
-            ):
-                self.show(
-                    f"leg {number}: the kill came too late; trying again with an earlier one"
-                )
+            if not differs and (not is_in_time or trace.from_step >= self.options.steps):
+                self.show(f"leg {number}: the kill came too late; trying again with an earlier one")
                 return None
 
             ranks = plural(world, "rank") + (f" in mode {mode}" if mode else "")
@@ -242,9 +209,7 @@ class Proof:
 
         return legs
 
-    def _missing(
-        self, reference: RunTrace, legs: Sequence[RunTrace]
-    ) -> RunDifference | None:
+    def _missing(self, reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
         """The first step or evaluation that no leg has completed."""
         for step in range(1, self.options.steps + 1):
             if not any(leg.is_complete(step) for leg in legs):
@@ -254,9 +219,7 @@ class Proof:
                     f"step {step} was never done by all ranks",
                     f"step {step}",
                 )
-            if step in reference.evaluations and not any(
-                step in leg.evaluations for leg in legs
-            ):
+            if step in reference.evaluations and not any(step in leg.evaluations for leg in legs):
                 name = f"the evaluation after step {step}"
                 return RunDifference("evaluation", step, f"{name} was never done", name)
 
@@ -272,15 +235,11 @@ class Proof:
         a kill."""
         if len(legs) == 1:  # up to its kill this leg is a second run without a kill
             return not_repeatable(difference)
-        self.show(
-            "a difference was found; repeating the run without a kill, to find the cause"
-        )
+        self.show("a difference was found; repeating the run without a kill, to find the cause")
         again = compare(reference, self._run_without_kill("repeated")).difference
         if again is not None:
             return not_repeatable(again)
-        return lost_in_the_kill(
-            difference, worlds=(reference.world_size, legs[-1].world_size)
-        )
+        return lost_in_the_kill(difference, worlds=(reference.world_size, legs[-1].world_size))
 
 
 # What a run has done, from its trace
@@ -359,9 +318,7 @@ def read_trace(folder: Path) -> RunTrace:
     for lines in ranks:
         for line in lines:
             if line["kind"] == "step":
-                step = steps.setdefault(
-                    line["step"], StepTrace(line["step"], line["epoch"])
-                )
+                step = steps.setdefault(line["step"], StepTrace(line["step"], line["epoch"]))
                 _add_rank(step, line)
     evaluations = {  # as text, because NaN is not equal to itself
         line["step"]: {name: repr(value) for name, value in line["metrics"].items()}
@@ -386,9 +343,7 @@ def _add_rank(step: StepTrace, line: Mapping[str, Any]) -> None:
         positions = range(batch["low"], batch["high"])
         step.rests[batch["low"], batch["high"]] = batch["rest"]
         indices = batch["indices"] or [None] * len(positions)
-        for position, index, bits in zip(
-            positions, indices, batch["samples"], strict=True
-        ):
+        for position, index, bits in zip(positions, indices, batch["samples"], strict=True):
             step.samples[position] = SampleTrace(index, bits)
 
 
@@ -435,17 +390,13 @@ def compare(reference: RunTrace, attempt: RunTrace) -> Comparison:
     # Those that differed last come first: they are more likely the cause.
     unsaved = tuple(
         dict.fromkeys(
-            name
-            for expected, actual in reversed(pairs)
-            for name in _unequal(expected, actual)
+            name for expected, actual in reversed(pairs) for name in _unequal(expected, actual)
         )
     )
     return Comparison(difference and replace(difference, unsaved=unsaved), unsaved)
 
 
-def compare_restored(
-    reference: RunTrace, legs: Sequence[RunTrace]
-) -> RunDifference | None:
+def compare_restored(reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
     """Compare the last leg of a run with those before it, in other modes: its samples with those of
     the reference, and the tensors that it restored with those that were saved."""
     *before, leg = legs
@@ -460,9 +411,7 @@ def compare_restored(
             yield from _tensors(saved.saved, leg.start.saved, leg.from_step, when)
 
         for number, step in leg.steps.items():
-            yield from _samples(
-                reference.steps[number], step, is_complete=leg.is_complete(number)
-            )
+            yield from _samples(reference.steps[number], step, is_complete=leg.is_complete(number))
 
     return next(differences(), None)
 
@@ -492,11 +441,7 @@ def _states(
 ) -> Iterator[tuple[int, TensorHashes, TensorHashes]]:
     """The states that must be equal, by step: at the start of the attempt, and after each of its
     steps."""
-    first = (
-        reference.steps[attempt.from_step].state
-        if attempt.from_step
-        else reference.start
-    )
+    first = reference.steps[attempt.from_step].state if attempt.from_step else reference.start
     yield attempt.from_step, first or NOTHING, attempt.start
     for number, step in attempt.steps.items():
         expected = reference.steps[number].state or NOTHING
@@ -525,15 +470,11 @@ def _samples(
         where = f"position {position} of epoch {expected.epoch + 1}"
         if expected_sample is None or actual_sample is None:
             has = "has a" if expected_sample is None else "has no"
-            sentence = (
-                f"step {step} {has} sample at {where}, unlike the run without kills"
-            )
+            sentence = f"step {step} {has} sample at {where}, unlike the run without kills"
             yield RunDifference("order", step, sentence, where)
         elif expected_sample.number != actual_sample.number:
             sentence = f"step {step} took sample {actual_sample.number} at {where}, not sample {expected_sample.number}"
-            yield RunDifference(
-                "order", step, sentence, f"sample {actual_sample.number}"
-            )
+            yield RunDifference("order", step, sentence, f"sample {actual_sample.number}")
         elif expected_sample.bits != actual_sample.bits:
             name = f"the sample at {where}"
             named = name
@@ -545,9 +486,7 @@ def _samples(
     for (low, high), rest in actual.rests.items():
         if expected.rests.get((low, high), rest) != rest:
             name = f"the micro-batch of positions {low} to {high - 1}"
-            sentence = (
-                f"{name} differs at step {step}, in what belongs to no single sample"
-            )
+            sentence = f"{name} differs at step {step}, in what belongs to no single sample"
             yield RunDifference("batch", step, sentence, name)
 
 
@@ -560,12 +499,8 @@ def _tensors(
     """A difference that names the first tensor, if any has other bits."""
     if names := _unequal(expected, actual):
         num_others = len(names) - 1
-        also_differ = (
-            f", and {plural(num_others, 'other tensor')} with it" if num_others else ""
-        )
-        yield RunDifference(
-            "tensor", step, f"{names[0]} differs {when}{also_differ}", names[0]
-        )
+        also_differ = f", and {plural(num_others, 'other tensor')} with it" if num_others else ""
+        yield RunDifference("tensor", step, f"{names[0]} differs {when}{also_differ}", names[0])
 
 
 def _metrics(
@@ -584,11 +519,7 @@ def _metrics(
 
 def _unequal(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
     """The names whose values differ."""
-    return [
-        name
-        for name in {**expected, **actual}
-        if expected.get(name) != actual.get(name)
-    ]
+    return [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
 
 
 # The manifest contains the time of the save; in progress.json only the step and the cursor must be
@@ -609,9 +540,7 @@ def compare_checkpoints(
     too."""
     names = {file.name for folder in (reference, resumed) for file in folder.iterdir()}
     for name in sorted(names - {MANIFEST} - (set() if same_world else {RANDOM})):
-        expected, actual = (
-            _read_comparable(folder / name) for folder in (reference, resumed)
-        )
+        expected, actual = (_read_comparable(folder / name) for folder in (reference, resumed))
         if expected != actual:
             sentence = f"{name} of the checkpoint of step {step} differs"
             return RunDifference("file", step, sentence, name)
@@ -656,9 +585,7 @@ class DifferenceCause:
 
 
 GENERATORS = "the global generators of torch, numpy or random"
-SAME_LENGTH = (
-    "let len(dataset) be the same at every start, and a stream end at the same sample"
-)
+SAME_LENGTH = "let len(dataset) be the same at every start, and a stream end at the same sample"
 REMEMBERS = "without kills it gives the same bits twice, so it keeps something in memory that a new process lacks"
 
 
@@ -696,9 +623,7 @@ def not_repeatable(difference: RunDifference) -> DifferenceCause:
     )
 
 
-def lost_in_the_kill(
-    difference: RunDifference, *, worlds: tuple[int, int]
-) -> DifferenceCause:
+def lost_in_the_kill(difference: RunDifference, *, worlds: tuple[int, int]) -> DifferenceCause:
     """The cause if only the killed run differs. `worlds`: ranks of the run without kills, and of
     the leg that differs."""
     if difference.kind == "order":

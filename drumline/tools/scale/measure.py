@@ -57,9 +57,7 @@ class SizedRuns:
     folder: Path
     note: Callable[[str], None]
 
-    def profiled(
-        self, name: str, ranks: int, batch: int | None
-    ) -> tuple[ProfileResult, Path]:
+    def profiled(self, name: str, ranks: int, batch: int | None) -> tuple[ProfileResult, Path]:
         """Run it, with another batch if one is given, and read its profile."""
         last = WARM_UP + self.options.steps
         changed = {
@@ -100,11 +98,7 @@ def measure(runs: SizedRuns, *, cores: int, gpus: int) -> Measurement:
     for scaling in runs.options.scalings:
         sizes.append(_size(scaling, base, run, base))
         for ranks in worlds[1:]:
-            batch = (
-                base.batch_size * ranks // worlds[0]
-                if scaling == "weak"
-                else base.batch_size
-            )
+            batch = base.batch_size * ranks // worlds[0] if scaling == "weak" else base.batch_size
             sizes.append(_size(scaling, *runs.profiled(scaling, ranks, batch), base))
 
     room = (cores if base.device == "cpu" else gpus) or worlds[-1]
@@ -118,9 +112,7 @@ def measure(runs: SizedRuns, *, cores: int, gpus: int) -> Measurement:
     )
 
 
-def _size(
-    scaling: str, profile: ProfileResult, run: Path, base: ProfileResult
-) -> MeasuredSize:
+def _size(scaling: str, profile: ProfileResult, run: Path, base: ProfileResult) -> MeasuredSize:
     """One row of the measurement: this profile against that of the fewest ranks."""
     step_s = profile.unprofiled_step_s or profile.step_s
     base_s = base.unprofiled_step_s or base.step_s
@@ -135,8 +127,7 @@ def _size(
         ranks=profile.world_size,
         batch_size=profile.batch_size,
         step_s=step_s,
-        spread_s=pstdev(seconds for rank in profile.ranks for seconds in rank.step_s)
-        / slower,
+        spread_s=pstdev(seconds for rank in profile.ranks for seconds in rank.step_s) / slower,
         speedup=speedup,
         efficiency=speedup * base.world_size / profile.world_size,
         parts_s={part: seconds / slower for part, seconds in profile.parts_s.items()},

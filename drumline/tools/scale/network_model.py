@@ -21,12 +21,7 @@ from drumline.base.untrusted import parse_json, read_regular
 
 SEGMENTS = 2
 """gloo keeps two segments of a ring's chunk in flight (gloo/allreduce.cc)."""
-DOCTORS = (
-    "world_size",
-    "all_reduce_bytes",
-    "all_reduce_gb_per_s",
-    "all_reduce_latency_us",
-)
+DOCTORS = ("world_size", "all_reduce_bytes", "all_reduce_gb_per_s", "all_reduce_latency_us")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,21 +97,15 @@ _RDMA = 12.0 / 12.5  # NCCL counts 12 GB/s for 100 Gbit/s: NET_BW in src/graph/t
 _EFA = 0.8
 RDMA_GBIT = 100
 # Digits are limited, so that every rate is a finite number.
-_RATE = re.compile(
-    r"(\d{1,6}(?:\.\d{1,6})?)([kmg])bit(?:,(\d{1,6}(?:\.\d{1,6})?)(us|ms|s))?"
-)
+_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)([kmg])bit(?:,(\d{1,6}(?:\.\d{1,6})?)(us|ms|s))?")
 _GBIT = {"k": 1e-6, "m": 1e-3, "g": 1.0}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-def _nominal(
-    name: str, gbit: float, part: float, how: str, latency_s: float = 0.0
-) -> Link:
+def _nominal(name: str, gbit: float, part: float, how: str, latency_s: float = 0.0) -> Link:
     """A link of this rate, of which an all-reduce reaches a part."""
     source = f"nominal {bit_rate(gbit / 8 * 1e9)} a node, {part:.0%} of it {how}"
-    return Link(
-        name=name, bytes_per_s=gbit / 8 * 1e9 * part, latency_s=latency_s, source=source
-    )
+    return Link(name=name, bytes_per_s=gbit / 8 * 1e9 * part, latency_s=latency_s, source=source)
 
 
 def _of_rate(name: str, gbit: float, latency_s: float = 0.0) -> Link:
@@ -161,10 +150,7 @@ NETWORKS = _by_name(
     *(_of_rate(f"{gbit}gbit", gbit) for gbit in (1, 10, 25, 100, 200, 400, 3200)),
     # NCCL's own 14 us a hop fit nccl-tests with EFA: 319 us on 4 nodes, 631 on 8 (p3dn,
     # gist.github.com/jacobkahn).
-    *(
-        _nominal(name, gbit, _EFA, "assumed")
-        for name, gbit in (("efa-p4d", 400), ("efa-p5", 3200))
-    ),
+    *(_nominal(name, gbit, _EFA, "assumed") for name, gbit in (("efa-p4d", 400), ("efa-p5", 3200))),
 )
 # Links of a GPU times SM80_, SM90_ and SM100_NVLINK_BW, and PCI_BW (of PCIe 3), in NCCL's
 # src/graph/topo.h.
@@ -181,20 +167,13 @@ INSIDE = _by_name(
         source="2 GB/s and 50 us a hop assumed",
     ),
 )
-_BY_DEVICE = {
-    "B200": "nvlink5",
-    "H200": "nvlink4",
-    "H100": "nvlink4",
-    "A100": "nvlink3",
-}
+_BY_DEVICE = {"B200": "nvlink5", "H200": "nvlink4", "H100": "nvlink4", "A100": "nvlink3"}
 
 
 def usual_inside(device: str) -> Link:
     """What connects GPUs of this kind within a node, or processes on a CPU."""
     default = "loopback" if device == "cpu" else "pcie4"
-    return INSIDE[
-        next((link for chip, link in _BY_DEVICE.items() if chip in device), default)
-    ]
+    return INSIDE[next((link for chip, link in _BY_DEVICE.items() if chip in device), default)]
 
 
 def link_from_points(
@@ -207,20 +186,13 @@ def link_from_points(
     """A link from the (bytes, seconds) of all-reduces over `world_size` ranks: the smallest gives
     the latency of a hop, the larger ones the bandwidth by size."""
     num_hops = 2 * (world_size - 1)
-    hops = [
-        (num_bytes / world_size, seconds / num_hops)
-        for num_bytes, seconds in sorted(points)
-    ]
+    hops = [(num_bytes / world_size, seconds / num_hops) for num_bytes, seconds in sorted(points)]
     small, small_s = hops[0]
     large, large_s = hops[-1]
-    latency_s = (
-        max(0.0, small_s - small / SEGMENTS * large_s / large) if large > small else 0.0
-    )
+    latency_s = max(0.0, small_s - small / SEGMENTS * large_s / large) if large > small else 0.0
     # A hop that is not much longer than the latency says little about the bandwidth.
     rates = tuple(
-        (num_hops * size, size / seconds)
-        for size, seconds in hops
-        if seconds >= 4 * latency_s
+        (num_hops * size, size / seconds) for size, seconds in hops if seconds >= 4 * latency_s
     )
     if backend == "nccl":
         rates = ()
@@ -243,14 +215,10 @@ def read_doctor(flag: str, path: Path) -> list[dict[str, float]]:
         collectives = parse_json(read_regular(path, follow_links=True))["collectives"]
         if isinstance(collectives, list):
             results = [rank.get("result") for rank in collectives]
-            measured = [
-                result["numbers"] for result in results if result and result["numbers"]
-            ]
+            measured = [result["numbers"] for result in results if result and result["numbers"]]
         else:
             measured = [collectives]
-        ranks = [
-            {name: float(numbers[name]) for name in DOCTORS} for numbers in measured
-        ]
+        ranks = [{name: float(numbers[name]) for name in DOCTORS} for numbers in measured]
         if not ranks:
             raise ValueError("it measured no rank")
         for numbers in ranks:
@@ -269,13 +237,7 @@ def link_from_doctor(name: str, numbers: Mapping[str, float], backend: str) -> L
     """A link from what `drumline doctor` measured on one rank."""
     world_size = int(numbers["world_size"])
     num_bytes = numbers["all_reduce_bytes"]
-    large_s = (
-        num_bytes
-        * 2
-        * (world_size - 1)
-        / world_size
-        / (numbers["all_reduce_gb_per_s"] * 1e9)
-    )
+    large_s = num_bytes * 2 * (world_size - 1) / world_size / (numbers["all_reduce_gb_per_s"] * 1e9)
     points = [(4.0, numbers["all_reduce_latency_us"] / 1e6), (num_bytes, large_s)]
     return link_from_points(name, points, world_size=world_size, backend=backend)
 
@@ -374,6 +336,4 @@ def nccl_transfer(
         latency_s += num_hops * (protocol[link.kind][way] * 1e-6 + link.latency_s)
     slowest = min(link.bytes_per_s for link in network.used(nodes, per_node))
     busy_s = moved * num_bytes / (slowest * protocol["bandwidth"][way])
-    return Transfer(
-        alone_s=protocol["base"][way] * 1e-6 + latency_s + busy_s, busy_s=busy_s
-    )
+    return Transfer(alone_s=protocol["base"][way] * 1e-6 + latency_s + busy_s, busy_s=busy_s)

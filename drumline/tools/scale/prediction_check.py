@@ -10,13 +10,7 @@ from typing import NamedTuple
 
 from drumline.base.errors import UsageError
 from drumline.runs.profile_result import PROFILE_FILE, PROFILE_FOLDER, read_profile
-from drumline.runs.scaling_result import (
-    Measurement,
-    PredictedSize,
-    Prediction,
-    Range,
-    read_scaling,
-)
+from drumline.runs.scaling_result import Measurement, PredictedSize, Prediction, Range, read_scaling
 from drumline.tools.scale.network_model import is_nominal
 
 
@@ -74,16 +68,12 @@ class PredictionCheck:
     them."""
 
 
-def check_predictions(
-    runs: Sequence[Path], *, network: str | None = None
-) -> PredictionCheck:
+def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> PredictionCheck:
     """Each prediction with the newest later measurement of the same job on as many nodes and ranks.
     A measurement does not know the name of its network: `network` is it. Without that, predictions
     for a network by name are compared on a single node only, and those for a measured network on
     all."""
-    predictions = [
-        prediction for run in runs for prediction in read_scaling(run, Prediction)
-    ]
+    predictions = [prediction for run in runs for prediction in read_scaling(run, Prediction)]
     if not predictions:
         raise UsageError(
             f"there is no prediction in {', '.join(map(str, runs))}",
@@ -119,9 +109,7 @@ def check_predictions(
                 )
 
     return PredictionCheck(
-        sizes=tuple(checked),
-        unmeasured=unmeasured,
-        other_networks=tuple(sorted(other_networks)),
+        sizes=tuple(checked), unmeasured=unmeasured, other_networks=tuple(sorted(other_networks))
     )
 
 
@@ -161,13 +149,7 @@ def _measured_steps(run: Path) -> Iterator[MeasuredStep]:
 
     if (run / PROFILE_FOLDER / PROFILE_FILE).is_file():
         profile = read_profile(run)
-        batch = (
-            None
-            if profile.batch_size is None
-            else profile.batch_size / profile.world_size
-        )
-        job = SizedJob(
-            profile.task, profile.device, batch, profile.num_nodes, profile.world_size
-        )
+        batch = None if profile.batch_size is None else profile.batch_size / profile.world_size
+        job = SizedJob(profile.task, profile.device, batch, profile.num_nodes, profile.world_size)
         step_s = profile.unprofiled_step_s or profile.step_s
         yield MeasuredStep(profile.made_at, job, step_s, str(run))

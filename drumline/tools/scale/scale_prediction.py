@@ -91,9 +91,7 @@ class StepShape:
     @property
     def gradient_bytes(self) -> float:
         """The bytes of all gradients, of which fewer are sent where they are rounded."""
-        return sum(bucket.num_bytes for bucket in self.buckets) / (
-            self.sent_part or 1.0
-        )
+        return sum(bucket.num_bytes for bucket in self.buckets) / (self.sent_part or 1.0)
 
     def own_s(self, pace: Pace = AVERAGE) -> float:
         """What a rank of this pace takes for its own work, without data."""
@@ -132,8 +130,7 @@ class StepShape:
             data_s=self.data_s * times,
             buckets=_later(self.buckets, compute_s, host_s),
             tensors=_later(self.tensors, compute_s, host_s),
-            other_collectives=self.other_collectives
-            * (times if self.repeats_others else 1),
+            other_collectives=self.other_collectives * (times if self.repeats_others else 1),
             accumulate=micro_batches,
         )
 
@@ -145,11 +142,7 @@ def _later(
 ) -> tuple[ReadyGradients, ...]:
     """The same gradients, each ready after so much more work."""
     return tuple(
-        replace(
-            gradient,
-            compute_s=gradient.compute_s + compute_s,
-            host_s=gradient.host_s + host_s,
-        )
+        replace(gradient, compute_s=gradient.compute_s + compute_s, host_s=gradient.host_s + host_s)
         for gradient in gradients
     )
 
@@ -162,12 +155,8 @@ def shape_of(profile: ProfileResult) -> StepShape:
     profile = _without_stalls(profile)
     compute_s = _compute_s(profile)
     host_s = _host_s(profile)
-    if not compute_s > 0 or not all(
-        map(math.isfinite, [compute_s, host_s, *_times(profile)])
-    ):
-        raise UsageError(
-            "the profile has no compute time", next_step="profile the job again"
-        )
+    if not compute_s > 0 or not all(map(math.isfinite, [compute_s, host_s, *_times(profile)])):
+        raise UsageError("the profile has no compute time", next_step="profile the job again")
 
     part = _unprofiled_part(profile, compute_s + host_s)
     # Where it was not recorded what the host does until then, it is spread over the step.
@@ -218,9 +207,7 @@ def _without_stalls(profile: ProfileResult) -> ProfileResult:
         return profile
 
     ranks = tuple(_of_steps(rank, usual_steps) for rank in profile.ranks)
-    usual = replace(
-        profile, ranks=ranks, step_s=fmean(lengths[step] for step in usual_steps)
-    )
+    usual = replace(profile, ranks=ranks, step_s=fmean(lengths[step] for step in usual_steps))
     host_s = _host_s(profile)
     pace = Pace(
         compute=_compute_s(usual) / _compute_s(profile),
@@ -384,14 +371,10 @@ def step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> flo
     )
 
 
-def typical_step_s(
-    shape: StepShape, network: Network, nodes: int, per_node: int
-) -> float:
+def typical_step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> float:
     """One step, in which the slowest rank takes its mean time: nearly the same, and faster to
     compute."""
-    return _step_s(
-        shape, network, nodes, per_node, slowest_pace(shape, nodes * per_node)
-    )
+    return _step_s(shape, network, nodes, per_node, slowest_pace(shape, nodes * per_node))
 
 
 def slowest_pace(shape: StepShape, ranks: int) -> Pace:
@@ -411,35 +394,21 @@ def _slowest(shape: StepShape, ranks: int) -> list[tuple[float, Pace]]:
 
 def slowest_weights(values: int, ranks: int) -> list[float]:
     """How often each of some sorted values is the largest of `ranks` draws from them."""
-    return [
-        ((place + 1) / values) ** ranks - (place / values) ** ranks
-        for place in range(values)
-    ]
+    return [((place + 1) / values) ** ranks - (place / values) ** ranks for place in range(values)]
 
 
-def _step_s(
-    shape: StepShape, network: Network, nodes: int, per_node: int, pace: Pace
-) -> float:
+def _step_s(shape: StepShape, network: Network, nodes: int, per_node: int, pace: Pace) -> float:
     """A step in which the slowest rank has this pace."""
-    transfers = [
-        all_reduce(network, bucket.num_bytes, nodes, per_node)
-        for bucket in shape.buckets
-    ]
-    others_s = (
-        shape.other_collectives
-        * all_reduce(network, SMALL_BYTES, nodes, per_node).alone_s
-    )
+    transfers = [all_reduce(network, bucket.num_bytes, nodes, per_node) for bucket in shape.buckets]
+    others_s = shape.other_collectives * all_reduce(network, SMALL_BYTES, nodes, per_node).alone_s
     ready = [
-        bucket.compute_s * pace.compute + bucket.host_s * pace.host
-        for bucket in shape.buckets
+        bucket.compute_s * pace.compute + bucket.host_s * pace.host for bucket in shape.buckets
     ]
     reduced_s = max(ready[-1], last_end(ready, transfers, network.lanes))
     return shape.data_s + others_s + reduced_s + shape.tail_s(pace)
 
 
-def last_end(
-    ready: Sequence[float], transfers: Sequence[Transfer], lanes: int
-) -> float:
+def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) -> float:
     """When the last of these all-reduces ends. They start in order, each when it is ready and one
     of the lanes is free; those that run share the slowest link, each at most at the rate it would
     have alone."""
@@ -453,9 +422,7 @@ def last_end(
             waiting += 1
         rates = _shared({number: transfers[number].rate_alone for number in running})
         ends = {number: now + left / rates[number] for number, left in running.items()}
-        starts = (
-            [ready[waiting]] if waiting < len(ready) and len(running) < lanes else []
-        )
+        starts = [ready[waiting]] if waiting < len(ready) and len(running) < lanes else []
         later = min([*ends.values(), *starts], default=now)
         running = {
             number: left - rates[number] * (later - now)
@@ -513,11 +480,7 @@ def predict(
         shape = shape.with_bucket_cap(options.bucket_cap_mb)
 
     ranks = profile.world_size * max(1, profile.accumulate)
-    batch = (
-        None
-        if profile.batch_size is None
-        else profile.batch_size / ranks * shape.accumulate
-    )
+    batch = None if profile.batch_size is None else profile.batch_size / ranks * shape.accumulate
 
     return Prediction(
         made_at=time.time(),
@@ -608,11 +571,7 @@ def _size(
         nodes=nodes,
         ranks=ranks,
         step_s=(low_s, mean_s, high_s),
-        efficiency=(
-            min(1.0, alone_s / high_s),
-            alone_s / mean_s,
-            min(1.0, alone_s / low_s),
-        ),
+        efficiency=(min(1.0, alone_s / high_s), alone_s / mean_s, min(1.0, alone_s / low_s)),
         goodput=useful,
         communication_s=max(0.0, mean_s - alone_s - waiting_s),
         waiting_s=waiting_s,
@@ -621,20 +580,15 @@ def _size(
         best_bucket_cap_mb=best_bucket.bucket_cap_mb,
         best_bucket_step_s=typical_s(best_bucket),
         best_accumulate=best_accumulation.accumulate,
-        best_accumulate_efficiency=best_accumulation.alone_s
-        / typical_s(best_accumulation),
+        best_accumulate_efficiency=best_accumulation.alone_s / typical_s(best_accumulation),
     )
 
 
-def _resampled(
-    shape: StepShape, typical_s: Callable[[StepShape], float]
-) -> tuple[float, float]:
+def _resampled(shape: StepShape, typical_s: Callable[[StepShape], float]) -> tuple[float, float]:
     """The ends of 90% of the means of resampled steps."""
     draw = random.Random(0)  # noqa: S311 - a simulation, not a secret
     samples = (draw.choices(shape.paces, k=len(shape.paces)) for _ in range(REPLICATES))
-    cuts = quantiles(
-        (typical_s(replace(shape, paces=tuple(paces))) for paces in samples), n=20
-    )
+    cuts = quantiles((typical_s(replace(shape, paces=tuple(paces))) for paces in samples), n=20)
     return cuts[0], cuts[-1]
 
 
@@ -655,14 +609,10 @@ ACCUMULATIONS = (1, 2, 4, 8, 16, 32)
 WANTED_EFFICIENCY = 0.90
 
 
-def _best_bucket(
-    shape: StepShape, typical_s: Callable[[StepShape], float]
-) -> StepShape:
+def _best_bucket(shape: StepShape, typical_s: Callable[[StepShape], float]) -> StepShape:
     """The bucket size with the shortest step; of those that are as good, the nearest to DDP's own
     25 MiB."""
-    caps = [
-        cap for cap in BUCKET_CAPS_MB if shape.gradient_bytes <= cap * MIB * MAX_BUCKETS
-    ]
+    caps = [cap for cap in BUCKET_CAPS_MB if shape.gradient_bytes <= cap * MIB * MAX_BUCKETS]
     candidates = [shape.with_bucket_cap(cap) for cap in caps or BUCKET_CAPS_MB[-1:]]
     times = [typical_s(candidate) for candidate in candidates]
     good = [
@@ -670,14 +620,10 @@ def _best_bucket(
         for candidate, seconds in zip(candidates, times, strict=True)
         if seconds <= min(times) * 1.005
     ]
-    return min(
-        good, key=lambda candidate: abs(math.log(candidate.bucket_cap_mb / 25.0))
-    )
+    return min(good, key=lambda candidate: abs(math.log(candidate.bucket_cap_mb / 25.0)))
 
 
-def _best_accumulation(
-    shape: StepShape, typical_s: Callable[[StepShape], float]
-) -> StepShape:
+def _best_accumulation(shape: StepShape, typical_s: Callable[[StepShape], float]) -> StepShape:
     """With the fewest micro-batches that reach the wanted efficiency, or the most."""
     candidate = shape
     for count in ACCUMULATIONS:
@@ -688,9 +634,7 @@ def _best_accumulation(
     return candidate
 
 
-def _stops_paying(
-    shape: StepShape, network: Network, options: ScaleOptions
-) -> int | None:
+def _stops_paying(shape: StepShape, network: Network, options: ScaleOptions) -> int | None:
     """The first number of nodes after which an added node brings too little, on the way to the
     largest by doubling."""
     doubled = [1 << power for power in range(max(options.nodes).bit_length())]

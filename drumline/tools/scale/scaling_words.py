@@ -39,12 +39,9 @@ def step_text(seconds: float) -> str:
 def count_text(count: float) -> str:
     """`950`, `1.25 M`."""
     scaled = (
-        (count / size, unit)
-        for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
+        (count / size, unit) for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
     )
-    return next(
-        (f"{value:.3g}{unit}" for value, unit in scaled if value >= 1), f"{count:.0f}"
-    )
+    return next((f"{value:.3g}{unit}" for value, unit in scaled if value >= 1), f"{count:.0f}")
 
 
 def _steps(value: Range) -> list[str]:
@@ -76,9 +73,7 @@ def prediction_lines(prediction: Prediction) -> Iterator[str]:
     headings = f"nodes,ranks,step,{interval},efficiency,{interval},exposed,waiting,goodput,samples/day,cost/day"
     yield from table_lines(headings, list(map(_predicted_row, prediction.sizes)))
     yield ""
-    yield from (
-        line for size in prediction.sizes for line in _changes(prediction, size)
-    )
+    yield from (line for size in prediction.sizes for line in _changes(prediction, size))
     limit = f"{options.pays_above:.0%}"
     largest = plural(prediction.sizes[-1].nodes, "node")
     if prediction.stops_paying is None:
@@ -151,9 +146,7 @@ def measurement_lines(measurement: Measurement) -> Iterator[str]:
             yield f"{scaling} scaling: {meaning}"
             headings = "ranks,nodes,batch,step,spread,speed-up,efficiency,usual,compute,exposed,hidden,waiting"
             yield from table_lines(headings, list(map(_measured_row, sizes)))
-            yield from (
-                line for size in sizes if (line := why_below_usual(size, sizes[0]))
-            )
+            yield from (line for size in sizes if (line := why_below_usual(size, sizes[0])))
             yield from map(_noise, filter(_is_noisy, sizes))
 
 
@@ -173,14 +166,7 @@ def _measured_row(size: MeasuredSize) -> list[str]:
         usual,
     ]
     sizes = [f"{size.ranks:,}", f"{size.nodes:,}", f"{size.batch_size:,}"]
-    return [
-        *sizes,
-        *times,
-        compute,
-        exposed,
-        step_text(size.hidden_communication_s),
-        waiting,
-    ]
+    return [*sizes, *times, compute, exposed, step_text(size.hidden_communication_s), waiting]
 
 
 def _is_noisy(size: MeasuredSize) -> bool:
@@ -208,9 +194,7 @@ def why_below_usual(size: MeasuredSize, base: MeasuredSize) -> str | None:
         for part in PART_NAMES
     }
     part = max(lost, key=lambda name: lost[name])
-    longer = (
-        ", which takes longer than on the fewest ranks" if part == "compute" else ""
-    )
+    longer = ", which takes longer than on the fewest ranks" if part == "compute" else ""
 
     return (
         f"{plural(size.ranks, 'rank')}: {size.efficiency:.0%} is below the usual {usual[0]:.0%}; the largest loss is "
@@ -224,20 +208,9 @@ def check_lines(check: PredictionCheck) -> Iterator[str]:
     if check.sizes:
         rows = []
         for size in check.sizes:
-            times = [
-                *_steps(size.predicted_s),
-                step_text(size.measured_s),
-                f"{size.error:+.1%}",
-            ]
+            times = [*_steps(size.predicted_s), step_text(size.measured_s), f"{size.error:+.1%}"]
             rows.append(
-                [
-                    size.task,
-                    size.network,
-                    f"{size.nodes:,}",
-                    f"{size.ranks:,}",
-                    *times,
-                    size.run,
-                ]
+                [size.task, size.network, f"{size.nodes:,}", f"{size.ranks:,}", *times, size.run]
             )
         yield from table_lines(
             "task,network,nodes,ranks,predicted,(interval),measured,error,run", rows

@@ -100,11 +100,7 @@ class CollectiveWait:
     @property
     def details(self) -> str:
         """With the number of elements, where it is known."""
-        return (
-            self.name
-            if self.elements is None
-            else f"{self.name} ({self.elements:,} elements)"
-        )
+        return self.name if self.elements is None else f"{self.name} ({self.elements:,} elements)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,9 +204,7 @@ def _different_collectives(waits: Mapping[int, CollectiveWait]) -> WaitExplanati
     for rank, wait in sorted(waits.items()):
         ranks_in.setdefault(wait.details, []).append(rank)
 
-    places = [
-        f"{named_ranks(ranks)} in {details}" for details, ranks in ranks_in.items()
-    ]
+    places = [f"{named_ranks(ranks)} in {details}" for details, ranks in ranks_in.items()]
     what = (
         f"ranks wait in different collectives: {join_names(places, most=MAX_SHOWN)}; some got a "
         "different number of batches (uneven data), or ran code that not all ranks run (a branch that "
@@ -221,9 +215,7 @@ def _different_collectives(waits: Mapping[int, CollectiveWait]) -> WaitExplanati
     return WaitExplanation(finding=finding, is_cause=True)
 
 
-def _late_ranks(
-    waits: list[CollectiveWait], late_ranks: set[int], work: str
-) -> WaitExplanation:
+def _late_ranks(waits: list[CollectiveWait], late_ranks: set[int], work: str) -> WaitExplanation:
     """Which ranks wait in a collective, and which did not join it."""
     wait = waits[0]
     waiting = sorted({wait.rank for wait in waits if wait.rank is not None})
@@ -231,11 +223,7 @@ def _late_ranks(
     is_first = wait.number is not None and wait.number <= 1
     where = named_ranks(waiting) if waiting else "a rank"
     what = _why_it_waits(wait, waiting, sorted(late_ranks), work)
-    fix = (
-        SAME_WORK
-        if late_ranks or (len(waiting) < 2 and not wait.is_early)
-        else CHECK_PATHS
-    )
+    fix = SAME_WORK if late_ranks or (len(waiting) < 2 and not wait.is_early) else CHECK_PATHS
     return WaitExplanation(
         finding=Finding("problem", "collective timeout", where, what, fix),
         is_early=is_first or (not late_ranks and wait.is_early),
@@ -261,9 +249,7 @@ def _why_it_waits(
     limit = duration(wait.limit_s)
     last_work = f"; the last work in the log: {work}" if work else ""
     if late:
-        ranks = (
-            named_ranks(late) if len(late) <= MAX_SHOWN else plural(len(late), "rank")
-        )
+        ranks = named_ranks(late) if len(late) <= MAX_SHOWN else plural(len(late), "rank")
         return (
             f"{ranks} did not join {wait.name} within {limit}: it failed, is in another "
             "collective (a branch that depends on its data), had fewer batches (uneven data), or "
@@ -348,9 +334,7 @@ class TracebackReader:
 
 # What is wrong in a log
 
-RANK = re.compile(
-    r"\[rank(?P<prefix>\d{1,7})\]|\[(?:[^\]]{0,80} )?Rank (?P<rank>\d{1,7})\]"
-)
+RANK = re.compile(r"\[rank(?P<prefix>\d{1,7})\]|\[(?:[^\]]{0,80} )?Rank (?P<rank>\d{1,7})\]")
 MAX_UNEXPLAINED = 200
 MAX_TEXT = 200
 MAX_WAIT_PLACES = 1000
@@ -525,9 +509,7 @@ class JobFaults:
         names = dict.fromkeys((line.origin, line.file))
         return [LinePlace(name, self._num_lines_of[name]) for name in names]
 
-    def _read_known(
-        self, line: LogLine, read: ReadMessage, places: list[LinePlace]
-    ) -> None:
+    def _read_known(self, line: LogLine, read: ReadMessage, places: list[LinePlace]) -> None:
         """The same message of the same process counts once, with some of its places."""
         frame = self._tracebacks[line.origin].frame if _exception_in(line.text) else ""
         self._end_traceback(line, read)
@@ -647,18 +629,14 @@ class JobFaults:
             return
 
         part = float(f"0.{stamp['part'] or 0}")
-        clock = (
-            int(stamp["hour"]) * 3600 + int(stamp["minute"]) * 60 + int(stamp["second"])
-        )
+        clock = int(stamp["hour"]) * 3600 + int(stamp["minute"]) * 60 + int(stamp["second"])
         month = int(stamp["month"] or stamp["glog_month"])
         day = int(stamp["day"] or stamp["glog_day"])
         self._time = (month, day, clock + part)
 
     def kinds(self) -> set[str]:
         """Of all faults that are not only conditions."""
-        names = self._kinds_of(
-            "cause", "failure", "symptom", "disconnect", "outcome", "echo"
-        )
+        names = self._kinds_of("cause", "failure", "symptom", "disconnect", "outcome", "echo")
         if self.waits:
             names.add("collective timeout")
         if self.waits.is_first:
@@ -668,12 +646,7 @@ class JobFaults:
 
     def last_wait(self) -> LoggedFault | None:
         """In what a log ends that says nothing of a failure."""
-        if (
-            self.failures()
-            or self._kinds_of("symptom")
-            or "wrapped" in self.kinds()
-            or self.waits
-        ):
+        if self.failures() or self._kinds_of("symptom") or "wrapped" in self.kinds() or self.waits:
             return None
 
         first_end_line = self._num_lines - NUM_END_LINES
@@ -704,9 +677,7 @@ class JobFaults:
         is_repeated: bool = False,
     ) -> Finding:
         """With what the lines around it show."""
-        return self.context.refined(
-            finding, places, work=self.work, is_repeated=is_repeated
-        )
+        return self.context.refined(finding, places, work=self.work, is_repeated=is_repeated)
 
 
 def _has_stem(text: str, stems: tuple[str, ...]) -> bool:

@@ -39,14 +39,7 @@ import msgspec
 from drumline.tools.doctor.finding import Finding, Level
 
 Role = Literal[
-    "cause",
-    "failure",
-    "symptom",
-    "disconnect",
-    "condition",
-    "outcome",
-    "echo",
-    "harmless",
+    "cause", "failure", "symptom", "disconnect", "condition", "outcome", "echo", "harmless"
 ]
 """A cause names what is wrong; a failure names what failed, and the reason is outside of the line; a
 symptom follows from a fault of another rank; a disconnect shows only that another process ended, and
@@ -114,14 +107,10 @@ class KnownMessage:
 
         for detail in self.details:
             match = detail.search(line)
-            values.update(
-                match.groupdict() if match else dict.fromkeys(detail.groupindex)
-            )
+            values.update(match.groupdict() if match else dict.fromkeys(detail.groupindex))
 
         return {
-            name: self.defaults.get(name, "")
-            if value is None
-            else value.strip()[:MAX_VALUE]
+            name: self.defaults.get(name, "") if value is None else value.strip()[:MAX_VALUE]
             for name, value in values.items()
         }
 
@@ -138,23 +127,17 @@ class ReadMessage:
 class MessageCatalogue:
     def __init__(self, messages: Iterable[KnownMessage]) -> None:
         self.messages = tuple(messages)
-        self._texts = [
-            (text, message) for message in self.messages for text in message.texts
-        ]
+        self._texts = [(text, message) for message in self.messages for text in message.texts]
         # Most lines of a log have no text of any message: one search shows it.
         self._any_text = any_of(text for text, _ in self._texts)
 
-    def read(
-        self, line: str, *, is_info: bool = False, setting: str = ""
-    ) -> ReadMessage | None:
+    def read(self, line: str, *, is_info: bool = False, setting: str = "") -> ReadMessage | None:
         """`setting`: of the process, which some texts show."""
         lower_line = line.lower()
         if self._any_text.search(lower_line) is None:
             return None
 
-        candidates = dict.fromkeys(
-            message for text, message in self._texts if text in lower_line
-        )
+        candidates = dict.fromkeys(message for text, message in self._texts if text in lower_line)
 
         for message in candidates:
             if is_info and not (message.in_info or message.is_condition):
@@ -190,9 +173,7 @@ def _pattern_of(node: LetterTree) -> str:
     """The pattern of a tree of letters."""
     if END in node:
         return ""
-    branches = [
-        f"{re.escape(letter)}{_pattern_of(rest)}" for letter, rest in node.items()
-    ]
+    branches = [f"{re.escape(letter)}{_pattern_of(rest)}" for letter, rest in node.items()]
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
@@ -311,9 +292,7 @@ class FaultContext:
     ) -> Finding:
         """`places`: of the lines of the finding; `is_repeated`: there are several of its kind."""
         for context in context_data().context:
-            if finding.check not in context.kinds or (
-                context.several and not is_repeated
-            ):
+            if finding.check not in context.kinds or (context.several and not is_repeated):
                 continue
 
             work_matches = context.work is None or context.work.search(work)
@@ -345,7 +324,4 @@ class FaultContext:
     def _is_within(self, name: str, place: LinePlace, distance: int) -> bool:
         positions = self._positions.get((name, place.origin), [])
         following = bisect_left(positions, place.number - distance)
-        return (
-            following < len(positions)
-            and positions[following] <= place.number + distance
-        )
+        return following < len(positions) and positions[following] <= place.number + distance

@@ -62,9 +62,7 @@ BROKEN_RDMA = (
     "no data passes between the network cards, or between cards and GPUs (GPUDirect RDMA, ACS, MTU, "
     "GID index)"
 )
-BROKEN_TCP = (
-    "no data passes between the hosts on NCCL's data ports: a firewall, or another MTU"
-)
+BROKEN_TCP = "no data passes between the hosts on NCCL's data ports: a firewall, or another MTU"
 NO_DATA = "let the hosts reach each other on all TCP ports, the same MTU everywhere: drumline doctor --hosts A,B"
 
 
@@ -78,9 +76,7 @@ class RankedFinding:
     @property
     def order(self) -> tuple[int, int, bool, LogMoment]:
         """How a job ended says less than a warning about what it ran on."""
-        is_end = (
-            self.precedence in ("outcome", "echo") and self.finding.level == "problem"
-        )
+        is_end = self.precedence in ("outcome", "echo") and self.finding.level == "problem"
         level: Level = "warning" if is_end else self.finding.level
         return (
             LEVELS.index(level),
@@ -95,9 +91,7 @@ def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
     that is not explained is then the likely cause, and comes first. So does what NCCL warned of
     where all problems follow from something else."""
     candidates = [*ranked]
-    precedences = {
-        item.precedence for item in candidates if item.finding.level == "problem"
-    }
+    precedences = {item.precedence for item in candidates if item.finding.level == "problem"}
 
     if precedences - {"echo"}:
         candidates = [item for item in candidates if item.precedence != "echo"]
@@ -105,8 +99,7 @@ def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
         # A time-out names ranks and likely causes, which says more than an error of any program.
         likely = {"warned"} if "symptom" in precedences else {"warned", "unexplained"}
         candidates = [
-            _as_likely_cause(item) if item.precedence in likely else item
-            for item in candidates
+            _as_likely_cause(item) if item.precedence in likely else item for item in candidates
         ]
 
     return [item.finding for item in sorted(candidates, key=lambda item: item.order)]
@@ -120,9 +113,7 @@ def _as_likely_cause(item: RankedFinding) -> RankedFinding:
     return replace(item, finding=finding, precedence="warned")
 
 
-def _fault_findings(
-    log: NcclLog, transports: Collection[str]
-) -> Iterator[RankedFinding]:
+def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[RankedFinding]:
     """`transports`: those between hosts."""
     faults = log.faults
     kinds = faults.kinds()
@@ -146,9 +137,7 @@ def _fault_findings(
         if message.shows_work and faults.work:
             what = f"{what}; the last work in the log: {faults.work}"
 
-        finding = Finding(
-            level, message.kind, log.name_of(fault.origin), what, fault.read.fix
-        )
+        finding = Finding(level, message.kind, log.name_of(fault.origin), what, fault.read.fix)
         is_repeated = counts[message.kind] > 1
         finding = faults.refined(finding, fault.places, is_repeated=is_repeated)
         if log.rdma_setting and message.kind in NO_INFINIBAND:
@@ -156,9 +145,7 @@ def _fault_findings(
             finding = replace(finding, level="problem", what=what)
 
         # What NCCL says of itself is more than a launcher's summary.
-        comes_first = (
-            fault.origin in faults.failed_first or message.kind in NCCLS_ERRORS
-        )
+        comes_first = fault.origin in faults.failed_first or message.kind in NCCLS_ERRORS
         yield RankedFinding(finding, precedence, fault.moment, comes_first)
 
     for plain in faults.plain.values():
@@ -212,9 +199,7 @@ def _plain_finding(fault: PlainFault, where: str) -> Finding:
     return Finding("warning", UNEXPLAINED, where, what)
 
 
-def _wait_findings(
-    log: NcclLog, transports: Collection[str]
-) -> Iterator[RankedFinding]:
+def _wait_findings(log: NcclLog, transports: Collection[str]) -> Iterator[RankedFinding]:
     """Collectives that timed out. `transports`: of ranks whose communicator was complete."""
     faults = log.faults
     moment = faults.first_wait or START
@@ -285,9 +270,7 @@ SAME_TORCH = "install the same torch on all hosts: drumline doctor --hosts A,B s
 def log_findings(log: NcclLog) -> list[Finding]:
     """All that the logs show, the first to look at first."""
     links = log.links()
-    hosts = {
-        rank: process.host for rank, process in log.ranks.items() if process.is_named
-    }
+    hosts = {rank: process.host for rank, process in log.ranks.items() if process.is_named}
     between_hosts = {link.transport for link in links if not _is_inside(link, hosts)}
     parts = (
         _differences(log),
@@ -303,10 +286,7 @@ def log_findings(log: NcclLog) -> list[Finding]:
 
 def has_trouble(findings: Iterable[Finding]) -> bool:
     """Whether a log shows a problem, or a line that may be one and is not explained."""
-    return any(
-        finding.level == "problem" or finding.check == UNEXPLAINED
-        for finding in findings
-    )
+    return any(finding.level == "problem" or finding.check == UNEXPLAINED for finding in findings)
 
 
 def _is_inside(link: LoggedLink, hosts: Mapping[int, str]) -> bool:
@@ -346,9 +326,7 @@ def _differences(log: NcclLog) -> Iterator[RankedFinding]:
         finding = Finding(level, "settings", "every host", what, SAME_SETTINGS)
         yield RankedFinding(finding, "cause" if is_cause else "condition")
 
-    networks = {
-        process.network for process in log.processes.values() if process.network
-    }
+    networks = {process.network for process in log.processes.values() if process.network}
     if len(networks) > 1:
         what = (
             f"the network of NCCL differs across ranks: {', '.join(sorted(networks))}; "
@@ -393,13 +371,8 @@ def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
         finding = Finding(level, "shared network", host, what, OTHER_SUBNET)
         yield RankedFinding(finding, precedence if is_unreached else "condition")
 
-    if (
-        is_unreached
-        and len({_network_of(address) for _, address in addresses.values()}) > 1
-    ):
-        names = [
-            f"{host}: {' '.join(bootstrap)}" for host, bootstrap in addresses.items()
-        ]
+    if is_unreached and len({_network_of(address) for _, address in addresses.values()}) > 1:
+        names = [f"{host}: {' '.join(bootstrap)}" for host, bootstrap in addresses.items()]
         what = f"hosts chose interfaces in different networks: {join_names(names)}"
         finding = Finding("problem", "interface", "every host", what, OTHER_INTERFACE)
         yield RankedFinding(finding, precedence)
@@ -418,9 +391,7 @@ def _link_findings(
     """Links over the wrong interface, and networks that are used where there is better."""
     is_one_host = len(set(hosts.values())) <= 1
     for link in links:
-        pair = (
-            f"ranks {link.source} and {link.target}{'' if link.is_global else OF_GROUP}"
-        )
+        pair = f"ranks {link.source} and {link.target}{'' if link.is_global else OF_GROUP}"
         if link.device.startswith("lo ") and not is_one_host:
             yield _loopback_finding(pair, link.device)
         elif link.transport.startswith("NET") and _is_inside(link, hosts):
@@ -430,9 +401,7 @@ def _link_findings(
             yield RankedFinding(finding, "condition")
 
 
-def _network_findings(
-    log: NcclLog, between_hosts: Collection[str]
-) -> Iterator[RankedFinding]:
+def _network_findings(log: NcclLog, between_hosts: Collection[str]) -> Iterator[RankedFinding]:
     """What slows the network between hosts. `between_hosts`: the transports."""
     for host in log.connections.hosts_without_gpu_direct():
         what = (

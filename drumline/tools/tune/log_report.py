@@ -65,9 +65,7 @@ def _result(findings: Sequence[Finding]) -> str:
         count = plural(len(unexplained), "line")
         return f"result: {count} that may be errors and are not explained here: read them first"
 
-    warnings = [
-        finding for finding in once_each(findings) if finding.level == "warning"
-    ]
+    warnings = [finding for finding in once_each(findings) if finding.level == "warning"]
     counted = f", with {plural(len(warnings), 'warning')}" if warnings else ""
     return f"result: no problem in these logs{counted}"
 
@@ -84,12 +82,12 @@ def _summary(log: NcclLog) -> str:
     if not ranks:
         return f"{versions}: no communicator was initialized in these logs"
 
-    networks = sorted(
-        {process.network for process in ranks.values() if process.network}
-    )
+    networks = sorted({process.network for process in ranks.values() if process.network})
     hosts = plural(len({process.host for process in ranks.values()}), "host")
     network = f", network {join_names(networks)}" if networks else ""
-    return f"{versions}: logs of {len(ranks)} of {plural(log.world_size, 'rank')} on {hosts}{network}"
+    return (
+        f"{versions}: logs of {len(ranks)} of {plural(log.world_size, 'rank')} on {hosts}{network}"
+    )
 
 
 def _hosts(log: NcclLog) -> Iterator[str]:
@@ -100,9 +98,7 @@ def _hosts(log: NcclLog) -> Iterator[str]:
         hosts.setdefault(process.host, []).append(rank)
 
     for host, ranks in list(hosts.items())[:MAX_HOSTS]:
-        devices = sorted(
-            {device for rank in ranks for device in processes[rank].devices.values()}
-        )
+        devices = sorted({device for rank in ranks for device in processes[rank].devices.values()})
         with_devices = f"; {join_names(devices)}" if devices else ""
         yield f"  {host}: {named_ranks(ranks)}{with_devices}"
 
@@ -114,9 +110,7 @@ def _links(links: Sequence[LoggedLink]) -> Iterator[str]:
     """A line for each transport and device: which ranks it connects."""
     groups: dict[tuple[str, str, bool], dict[tuple[int, int], int]] = {}
     for link in links:
-        channels_of_pair = groups.setdefault(
-            (link.transport, link.device, link.is_global), {}
-        )
+        channels_of_pair = groups.setdefault((link.transport, link.device, link.is_global), {})
         channels_of_pair[link.source, link.target] = link.num_channels
 
     for (transport, device, is_global), pairs in groups.items():

@@ -133,9 +133,7 @@ class LoggedLinks:
             transport += "/GDRDMA"
         if match["kind"] == "NET" and name != "Socket":
             has_gpu_direct = self._rdma_hosts.get(process.host, False)
-            self._rdma_hosts[process.host] = has_gpu_direct or transport.endswith(
-                "/GDRDMA"
-            )
+            self._rdma_hosts[process.host] = has_gpu_direct or transport.endswith("/GDRDMA")
 
         this_rank = target if match["way"] == "receive" else source
         group = ChannelGroup(

@@ -17,19 +17,11 @@ from typing import BinaryIO
 
 from drumline.tools.tune.job_faults import JobFaults, LogLine
 from drumline.tools.tune.known_messages import LinePlace
-from drumline.tools.tune.logged_links import (
-    CHANNEL,
-    INIT,
-    LoggedLink,
-    LoggedLinks,
-    LoggedProcess,
-)
+from drumline.tools.tune.logged_links import CHANNEL, INIT, LoggedLink, LoggedLinks, LoggedProcess
 
 MAX_NETWORKS = 1_000
 SUBNET = r"(?P<network>\d{1,3}(?:\.\d{1,3}){3}/\d{1,2})"
-LINK_ROUTE = re.compile(
-    SUBNET + r" dev (?P<interface>[\w.@-]{1,32})\b.{0,60}scope link"
-)
+LINK_ROUTE = re.compile(SUBNET + r" dev (?P<interface>[\w.@-]{1,32})\b.{0,60}scope link")
 ADDRESS = re.compile(
     r"\binet " + SUBNET + r"\b.{0,80} scope global .{0,60}?(?P<interface>[\w.-]{1,32})$"
 )
@@ -62,10 +54,7 @@ class LoggedRoutes:
         shared: dict[str, str] = {}
         pairs = combinations(self._networks.items(), 2)
 
-        for ((host, interface), network), (
-            (other_host, other_interface),
-            other_network,
-        ) in pairs:
+        for ((host, interface), network), ((other_host, other_interface), other_network) in pairs:
             if host == other_host and network.overlaps(other_network):
                 words = f"{interface} and {other_interface} are in the same network ({network})"
                 shared.setdefault(host, words)
@@ -120,12 +109,8 @@ VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+\S{0,20})")
 ERROR_VERSION = re.compile(r"2\.\d+\.\d+")
 DEVICES = re.compile(r"NET/(Socket|IB) : Using (.*)")
 DEVICE = re.compile(r"\[(\d{1,4})\]([^\s:<>]{1,64})(?::([^\s<>]{1,64}))?")
-NETWORK = re.compile(
-    r"Using network (\S.{0,60})|Assigned NET plugin (\S.{0,60}?) to comm"
-)
-INTERFACE = re.compile(
-    r"NCCL_SOCKET_IFNAME(?:=| set (?:by environment )?to )(\S{1,100})"
-)
+NETWORK = re.compile(r"Using network (\S.{0,60})|Assigned NET plugin (\S.{0,60}?) to comm")
+INTERFACE = re.compile(r"NCCL_SOCKET_IFNAME(?:=| set (?:by environment )?to )(\S{1,100})")
 MISSING_PLUGIN = re.compile(
     r"NET/Plugin ?: (?:Could not find: ?|No plugin found \()(\S{1,100}?)[.,)]*(?:\s|$)"
 )
@@ -141,9 +126,7 @@ SETTING = re.compile(
     r"(NCCL_\w{1,60}) set (?:by environment )?to (\S{1,80}?)\.?$|(cudaDriverVersion) (\d{4,6})"
 )
 CONNECTED = re.compile(r"Connected all (?:rings|trees)")
-BOOTSTRAP = re.compile(
-    r"Bootstrap ?: Using (?:\[0\])?([^\s:<>]{1,64}):([^\s<>]{1,64})<"
-)
+BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[0\])?([^\s:<>]{1,64}):([^\s<>]{1,64})<")
 
 
 class NcclLog:
@@ -206,9 +189,7 @@ class NcclLog:
 
         for prefix, end in zip(prefixes, starts[1:], strict=True):
             process = self._process(prefix["host"], int(prefix["pid"]))
-            self._read_message(
-                process, prefix, prefix["source"], line[prefix.end() : end]
-            )
+            self._read_message(process, prefix, prefix["source"], line[prefix.end() : end])
 
     def _read_version(self, version: str) -> None:
         """Banners have the version of CUDA, errors of torch only that of NCCL."""
@@ -259,9 +240,7 @@ class NcclLog:
             process.read_init(match)
         elif match := DEVICES.match(text):
             self.faults.context.read(text, LinePlace(self._file, 0))
-            for number, device, details in DEVICE.findall(
-                match[2].partition("; OOB")[0]
-            ):
+            for number, device, details in DEVICE.findall(match[2].partition("; OOB")[0]):
                 process.devices[f"{match[1]}/{number}"] = f"{device} {details}".strip()
         else:
             self._read_setting(process, text)
@@ -304,13 +283,9 @@ class NcclLog:
         origin = f"{host}:{pid}"
         if origin not in self.processes:
             suffixes = (origin[start:] for start in range(1, len(host)))
-            longer_name = next(
-                (name for name in suffixes if name in self.processes), None
-            )
+            longer_name = next((name for name in suffixes if name in self.processes), None)
             self.processes[origin] = (
-                self.processes[longer_name]
-                if longer_name
-                else LoggedProcess(host=host, pid=pid)
+                self.processes[longer_name] if longer_name else LoggedProcess(host=host, pid=pid)
             )
 
         return self.processes[origin]
@@ -325,9 +300,7 @@ class NcclLog:
     @property
     def world_size(self) -> int:
         """Of the largest communicator."""
-        return max(
-            (process.world_size for process in self.processes.values()), default=0
-        )
+        return max((process.world_size for process in self.processes.values()), default=0)
 
     @property
     def ranks(self) -> dict[int, LoggedProcess]:

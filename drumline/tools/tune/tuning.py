@@ -54,17 +54,13 @@ class TunedVariable:
         return f"{command}  # {self.reason}"
 
 
-def tuned_variables(
-    findings: Sequence[Finding], hosts: Mapping[str, Facts]
-) -> list[TunedVariable]:
+def tuned_variables(findings: Sequence[Finding], hosts: Mapping[str, Facts]) -> list[TunedVariable]:
     """One for each variable and value, from findings whose fix is a variable; for a host the first
     one counts. `hosts`: the facts, by the name that findings have."""
     chosen: dict[str, dict[str, Finding]] = {}
     for finding in findings:
         if finding.variable is not None and finding.level != "note":
-            chosen.setdefault(finding.variable.name, {}).setdefault(
-                finding.where, finding
-            )
+            chosen.setdefault(finding.variable.name, {}).setdefault(finding.where, finding)
 
     return [
         variable
@@ -98,9 +94,7 @@ def _variables_of(
                 reason=reason,
             )
         else:
-            host_names = [
-                hosts[host]["host"] if host in hosts else host for host in needing
-            ]
+            host_names = [hosts[host]["host"] if host in hosts else host for host in needing]
             yield TunedVariable(
                 name=name,
                 value=value,
@@ -119,31 +113,21 @@ def _fits(facts: Facts, name: str, value: str | None) -> bool:
     return interface is not None and value in (interface, f"={interface}")
 
 
-def tuning_findings(
-    hosts: Mapping[str, Facts], survey: Survey | None = None
-) -> list[Finding]:
+def tuning_findings(hosts: Mapping[str, Facts], survey: Survey | None = None) -> list[Finding]:
     """What is not wrong but could be faster, or would be wrong with NCCL on several hosts."""
     # NCCL is used only with GPUs; hosts with another version of drumline report no cards.
-    gpu_hosts = {
-        host: facts
-        for host, facts in hosts.items()
-        if facts["gpus"] and "cards" in facts
-    }
+    gpu_hosts = {host: facts for host, facts in hosts.items() if facts["gpus"] and "cards" in facts}
     findings = [*_threads(hosts), *_efa(gpu_hosts)]
 
     if cause := _missing_infiniband(gpu_hosts):
-        findings += [
-            _warning("InfiniBand", host, cause, NO_INFINIBAND) for host in hosts
-        ]
+        findings += [_warning("InfiniBand", host, cause, NO_INFINIBAND) for host in hosts]
     else:
         findings += _mixed_cards(gpu_hosts)
 
     if survey is not None and len(hosts) > 1:
         findings += _nccl_interfaces(gpu_hosts, survey)
         sockets = [*_sockets(gpu_hosts, survey)]
-        findings += [
-            _warning("sockets", host, *socket) for socket in sockets for host in hosts
-        ]
+        findings += [_warning("sockets", host, *socket) for socket in sockets for host in hosts]
 
     return findings
 
@@ -192,19 +176,21 @@ def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
         name = Path(facts["cards"]["nccl_plugin"] or "").name
         if not name:
             what = f"EFA is there, but not its NCCL plugin ({PLUGIN}): NCCL uses TCP, many times slower"
-            fix = "install aws-ofi-nccl (/opt/amazon/ofi-nccl), and add its folder to LD_LIBRARY_PATH"
+            fix = (
+                "install aws-ofi-nccl (/opt/amazon/ofi-nccl), and add its folder to LD_LIBRARY_PATH"
+            )
             yield Finding("problem", "EFA", host, what, fix)
         elif name != PLUGIN and "NCCL_NET_PLUGIN" not in facts["variables"]:
-            what = f"EFA's plugin is called {name}, and NCCL looks for {PLUGIN} only: it would use TCP"
+            what = (
+                f"EFA's plugin is called {name}, and NCCL looks for {PLUGIN} only: it would use TCP"
+            )
             short = name.removeprefix("libnccl-net-").removesuffix(".so")
             yield _warning("EFA", host, what, VariableFix("NCCL_NET_PLUGIN", short))
 
 
 def _missing_infiniband(hosts: Mapping[str, Facts]) -> str | None:
     """NCCL connects only hosts that all have such cards."""
-    have = [
-        host for host, facts in hosts.items() if _cards(facts, "InfiniBand", "RoCE")
-    ]
+    have = [host for host, facts in hosts.items() if _cards(facts, "InfiniBand", "RoCE")]
     lack = [host for host in hosts if host not in have]
     if not have or not lack:
         return None
@@ -222,9 +208,7 @@ def _mixed_cards(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
         infiniband = _cards(facts, "InfiniBand")
         roce = _cards(facts, "RoCE")
         if infiniband and roce:
-            kinds = (
-                f"InfiniBand ({join_names(infiniband)}) and RoCE ({join_names(roce)})"
-            )
+            kinds = f"InfiniBand ({join_names(infiniband)}) and RoCE ({join_names(roce)})"
             what = f"NCCL cannot connect {kinds}: cards of one kind only"
             usable = infiniband if all_have_infiniband else roce
             fix = VariableFix("NCCL_IB_HCA", f"={','.join(usable)}")
@@ -244,9 +228,7 @@ def _nccl_interfaces(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Fin
         unreached = _unreached_interfaces(survey, number)
         if unreached:
             names = [interface["name"] for interface in host.interfaces]
-            is_prefix = any(
-                longer.startswith(name) and longer != name for longer in names
-            )
+            is_prefix = any(longer.startswith(name) and longer != name for longer in names)
             fix = VariableFix(NCCL_VARIABLE, f"={name}" if is_prefix else name)
             what = f"NCCL would also use {join_names(unreached)}, which no other host reaches; {name} ({works}) works"
             yield _warning("interface", host.name, what, fix)
@@ -259,14 +241,10 @@ def _unreached_interfaces(survey: Survey, number: int) -> list[str]:
     over_ib = [
         interface
         for interface in interfaces
-        if interface["name"].startswith("ib")
-        and interface["is_up"]
-        and interface["address"]
+        if interface["name"].startswith("ib") and interface["is_up"] and interface["address"]
     ]
     usable = over_ib or [
-        interface
-        for interface in interfaces
-        if not interface["name"].startswith(NCCL_LAST)
+        interface for interface in interfaces if not interface["name"].startswith(NCCL_LAST)
     ]
 
     outcomes: dict[str, set[str]] = {}
@@ -282,9 +260,7 @@ def _unreached_interfaces(survey: Survey, number: int) -> list[str]:
     ]
 
 
-def _sockets(
-    hosts: Mapping[str, Facts], survey: Survey
-) -> Iterator[tuple[str, VariableFix]]:
+def _sockets(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[tuple[str, VariableFix]]:
     """Over TCP NCCL opens one connection between two GPUs, which may not fill a fast link."""
     if len(hosts) < 2 or all(facts["cards"]["rdma"] for facts in hosts.values()):
         return

@@ -233,23 +233,15 @@ def read_record(record: Any, even: tuple[int, ...]) -> BalanceRecord | None:
     return saved if is_split else None
 
 
-def speed_up(
-    before: Sequence[int], sizes: Sequence[int], seconds: Sequence[float]
-) -> float:
+def speed_up(before: Sequence[int], sizes: Sequence[int], seconds: Sequence[float]) -> float:
     """How much faster steps become with `sizes`, as a fraction, if each rank took so many seconds
     with those before."""
-    expected = [
-        time * new / old for time, new, old in zip(seconds, sizes, before, strict=True)
-    ]
+    expected = [time * new / old for time, new, old in zip(seconds, sizes, before, strict=True)]
     return max(seconds) / max(expected) - 1 if all(seconds) else 0.0
 
 
 def choose_sizes(
-    sizes: Sequence[int],
-    seconds: Sequence[float],
-    *,
-    smallest: int,
-    most: Sequence[int],
+    sizes: Sequence[int], seconds: Sequence[float], *, smallest: int, most: Sequence[int]
 ) -> tuple[int, ...]:
     """The sizes with which the slowest rank takes the least time, if a rank's time is proportional
     to its samples. `seconds`: what each rank took for `sizes`; `most`: the limit of each rank,

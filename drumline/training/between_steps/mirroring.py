@@ -45,9 +45,7 @@ def refuse_used_mirror(request: RunRequest) -> None:
         )
 
 
-def restore_from_mirror(
-    request: RunRequest, folder: RunFolder, ddp: RunManager
-) -> list[Message]:
+def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: RunManager) -> list[Message]:
     """Collective: if the run folder has no checkpoint, rank 0 fetches the newest one of the mirror.
     Returns what to report, on rank 0."""
     if not ddp.is_main_process():

@@ -58,14 +58,10 @@ class NonFinite:
             match self._on_nan:
                 case "stop":
                     raise NonFiniteError(
-                        f"the loss is not finite{why}",
-                        next_step=self._next_step(),
-                        place=place,
+                        f"the loss is not finite{why}", next_step=self._next_step(), place=place
                     )
                 case "warn":
-                    self._warn(
-                        f"the loss is not finite since step {place.step}{why} [{place}]"
-                    )
+                    self._warn(f"the loss is not finite since step {place.step}{why} [{place}]")
                 case "skip":
                     self._num_skipped += num_skipped
                     self._warn(
@@ -83,11 +79,7 @@ class NonFinite:
         error."""
         job = self._job
         files = capture(job.model, job.optimizer, progress={}).tensors
-        tensors = {
-            f"{file}/{name}": files[file][name]
-            for file in files
-            for name in files[file]
-        }
+        tensors = {f"{file}/{name}": files[file][name] for file in files for name in files[file]}
 
         ranks = gather_json([first_non_finite(tensors), job.ddp.host])
         bad_ranks = [rank for rank, (name, _) in enumerate(ranks) if name is not None]
@@ -97,9 +89,7 @@ class NonFinite:
         name, host = ranks[bad_ranks[0]]
         place = Place(host, bad_ranks[0], self._progress.step)
         if self._on_nan == "stop":
-            raise NonFiniteError(
-                f"{name} is not finite", next_step=self._next_step(), place=place
-            )
+            raise NonFiniteError(f"{name} is not finite", next_step=self._next_step(), place=place)
         if not self._is_state_reported:
             self._is_state_reported = True
             self._warn(f"{name} is not finite; the checkpoint is marked [{place}]")
@@ -157,9 +147,7 @@ class NonFinite:
     def _next_step(self) -> str:
         """What to do after `stop`."""
         has_checkpoint = self._is_resumed or self._progress.saved_step is not None
-        resume = (
-            " to resume from the newest finite checkpoint" if has_checkpoint else ""
-        )
+        resume = " to resume from the newest finite checkpoint" if has_checkpoint else ""
         return (
             "check the data and the learning rate (--optim.lr, --optim.clip_norm), then rerun the same command"
             f"{resume}; --train.on_nan skip leaves such updates out"

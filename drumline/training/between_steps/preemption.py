@@ -122,12 +122,7 @@ class StopGroup:
     """The ranks that stop together, in their store."""
 
     def __init__(
-        self,
-        ddp: RunManager,
-        store: SealedStore,
-        progress: Progress,
-        *,
-        may_leave: bool,
+        self, ddp: RunManager, store: SealedStore, progress: Progress, *, may_leave: bool
     ) -> None:
         """`may_leave`: if not all nodes are asked to stop, the others continue."""
         node = ddp.rank // ddp.local_world_size
@@ -137,10 +132,7 @@ class StopGroup:
         self.may_leave = may_leave
         self.store = store.clone()
         self.vote = StopVote(
-            self.store,
-            rank=ddp.rank,
-            world_size=ddp.world_size,
-            step=lambda: progress.step,
+            self.store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
         )
         self.own_node = f"asked/{node}"
         num_nodes = ddp.world_size // ddp.local_world_size if may_leave else 0
@@ -148,17 +140,13 @@ class StopGroup:
         """Where nodes continue without each other: for each one, where it writes that it was asked
         to stop."""
         self.node_asked_at = math.inf
-        self._local_ranks = [
-            f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)
-        ]
+        self._local_ranks = [f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)]
         self.local_pids: list[int] = []
 
     def has_lost_a_local_rank(self) -> bool:
         """Whether a rank of this host has exited."""
         if len(self.local_pids) < len(self._local_ranks):
-            self.local_pids = list(
-                map(int, self.store.there(self._local_ranks).values())
-            )
+            self.local_pids = list(map(int, self.store.there(self._local_ranks).values()))
         return any(state_of(pid) in EXITED for pid in self.local_pids)
 
     def request(self, cause: dict[str, Any], *, in_a_hurry: bool) -> None:
@@ -287,8 +275,7 @@ class StopRequestWatcher:
         assert group is not None
         is_left = self.is_between_groups
         if self.is_sigterm and (
-            group.has_lost_a_local_rank()
-            or (not is_left and group.store.check([FIRST]))
+            group.has_lost_a_local_rank() or (not is_left and group.store.check([FIRST]))
         ):
             # Another rank has failed, and the launcher ends this one.
             self._exit(128 + signal.SIGTERM)
@@ -372,9 +359,7 @@ class StopRequestWatcher:
         """Exit when the checkpoint that is being written is complete, if that is soon; at a second
         signal, at once."""
         deadline = time.monotonic() + MAX_WAIT_FOR_SAVE_S
-        while (
-            self.pipe is not None and self.is_writing() and time.monotonic() < deadline
-        ):
+        while self.pipe is not None and self.is_writing() and time.monotonic() < deadline:
             for number in self.pipe.wait(BUSY_POLL_S):
                 self._receive(number)
         os._exit(code)
@@ -416,9 +401,7 @@ class Preemption:
         self.watcher.pipe = SignalPipe(SIGNALS)
         self._thread.start()
 
-    def join(
-        self, ddp: RunManager, progress: Progress, *, may_leave: bool = False
-    ) -> None:
+    def join(self, ddp: RunManager, progress: Progress, *, may_leave: bool = False) -> None:
         """Called when a group exists: from now on all ranks stop together. `may_leave`: if not all
         nodes are asked to stop, the others continue."""
         group = None
@@ -520,8 +503,7 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
     cause = preemption.cause
     if ddp.is_main_process():
         write_whole(
-            context.folder.preempted_file,
-            json.dumps({"step": step, **cause}, indent=1) + "\n",
+            context.folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n"
         )
         # the other ranks know only after the barrier
         note_saved(preemption.environment)

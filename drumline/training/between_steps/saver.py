@@ -73,9 +73,7 @@ class Saver(Periodic):
         train = context.config.train
         settings = context.config.checkpoint
         super().__init__(
-            context.progress,
-            every_steps=settings.every_steps,
-            every_epochs=settings.every_epochs,
+            context.progress, every_steps=settings.every_steps, every_epochs=settings.every_epochs
         )
         self._evaluations = Periodic(
             context.progress,
@@ -92,9 +90,7 @@ class Saver(Periodic):
         self._facts = facts
         self._check_state = check_state
         ddp = context.job.ddp
-        self._ledger_file = LedgerFile(
-            context.folder.ledger if ddp.is_main_process() else None
-        )
+        self._ledger_file = LedgerFile(context.folder.ledger if ddp.is_main_process() else None)
         self.ledger = self._ledger_file.ledger
         """What this rank has trained on since the last save: the loop adds to it."""
         self._mirror: Mirror | None = None
@@ -105,10 +101,7 @@ class Saver(Periodic):
             self._mirror = make_mirror(context, self._settings.mirror)
 
         self.writer = CheckpointWriter(
-            self._root,
-            WritingRank(ddp.rank, ddp.host),
-            ddp.device,
-            publish=self._publish,
+            self._root, WritingRank(ddp.rank, ddp.host), ddp.device, publish=self._publish
         )
         self._held: object = None
         self._paused_at = 0.0
@@ -128,16 +121,11 @@ class Saver(Periodic):
         ddp = self._job.ddp
         who = self._settings.writers
         self._ledger_file.start(self._context, self._before)
-        num_shards = (
-            1 if self._job.sharded is None else self._job.sharded.plan.num_shards
-        )
+        num_shards = 1 if self._job.sharded is None else self._job.sharded.plan.num_shards
         if (who != "one" or num_shards > 1) and ddp.world_size > 1:
             assert ddp.connection.store is not None
             self.writer.choose_writers(
-                who,
-                ddp.connection.store,
-                local_rank=ddp.get_local_rank(),
-                num_shards=num_shards,
+                who, ddp.connection.store, local_rank=ddp.get_local_rank(), num_shards=num_shards
             )
 
         self.writer.rehearse()
@@ -168,9 +156,7 @@ class Saver(Periodic):
             self.saved_step = step
             context.call_hooks("after_save")
 
-    def _skips(
-        self, step: int, metrics: Mapping[str, float], *, must_save: bool
-    ) -> bool:
+    def _skips(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
         """Collective: whether the previous save is still being written, and this one is not the
         best so far, as rank 0 sees it."""
         if not {"wait": False, "skip": not must_save}[self._settings.when_busy]:
@@ -181,10 +167,7 @@ class Saver(Periodic):
         if ddp.is_main_process() and self.writer.is_busy:
             task = self._job.task
             skips = not is_best(
-                self._root,
-                metrics,
-                metric=task.best_metric,
-                higher_is_better=task.higher_is_better,
+                self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better
             )
 
         if skips:
@@ -204,9 +187,7 @@ class Saver(Periodic):
         progress.saved_step = progress.step
         hooks = self._context.hooks
         is_writer = self.writer.is_writer
-        captured = capture_run(
-            self._job, progress, self._facts, hooks, is_writer=is_writer
-        )
+        captured = capture_run(self._job, progress, self._facts, hooks, is_writer=is_writer)
         if captured is None:
             return
 
@@ -246,9 +227,7 @@ class Saver(Periodic):
             self._job.heartbeat.mark(Phase.SAVE)
         self.report()
 
-    def __exit__(
-        self, kind: object, error: BaseException | None, trace: object
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Finish the checkpoint that is being written, however the loop ends. Its error never hides
         another one."""
         if self.writer.is_busy:
@@ -312,9 +291,7 @@ class LedgerFile:
         self._lines: JsonLines | None = None
         self._waiting: list[str] = []
 
-    def start(
-        self, context: RunContext, before: Sequence[Mapping[str, Any]] = ()
-    ) -> None:
+    def start(self, context: RunContext, before: Sequence[Mapping[str, Any]] = ()) -> None:
         """Record that the job starts from this step. `before`: the positions of the group
         before."""
         job = context.job
@@ -357,19 +334,11 @@ class LedgerFile:
             sharding = replace(split, rank=rank)
             covered = Ledger()
             for begin, size in batches:
-                covered.add(
-                    plan_step(begin, length=begin.position + size, sharding=sharding)
-                )
+                covered.add(plan_step(begin, length=begin.position + size, sharding=sharding))
             ranks.append(covered.take())
 
         self._write(
-            {
-                "kind": "steps",
-                "first": first,
-                "last": step,
-                "ranks": ranks,
-                "unsaved": True,
-            }
+            {"kind": "steps", "first": first, "last": step, "ranks": ranks, "unsaved": True}
         )
 
     def unsaved(self) -> list[LedgerEntry]:
@@ -387,12 +356,7 @@ class LedgerFile:
         self.since = {"first": step + 1, "cursor": asdict(progress.cursor)}
         if runs:
             self._write(
-                {
-                    "kind": "steps",
-                    "first": step - num_steps(runs) + 1,
-                    "last": step,
-                    "ranks": ranks,
-                }
+                {"kind": "steps", "first": step - num_steps(runs) + 1, "last": step, "ranks": ranks}
             )
 
     def flush(self) -> None:
@@ -426,14 +390,10 @@ class LedgerFile:
         try:
             yield
         except OSError as error:
-            log.warning(
-                f"the sample ledger {self._path} could not be written: {error.strerror}"
-            )
+            log.warning(f"the sample ledger {self._path} could not be written: {error.strerror}")
 
 
-def lost_steps(
-    before: Sequence[Mapping[str, Any]], step: int
-) -> list[tuple[int, int, int]]:
+def lost_steps(before: Sequence[Mapping[str, Any]], step: int) -> list[tuple[int, int, int]]:
     """Ranks of the group before, each with the first and the last step whose samples are in no
     weights: a lost rank's since the last round, and those of a replica that has to repeat some."""
     in_weights = {rank["ledger"]["sharding"]["rank"]: rank["step"] for rank in before}
@@ -444,16 +404,12 @@ def lost_steps(
     return [(rank, end + 1, step) for rank, end in ends if end < step]
 
 
-def _global_batches(
-    cursor: Cursor, entries: Sequence[Sequence[int]]
-) -> list[tuple[Cursor, int]]:
+def _global_batches(cursor: Cursor, entries: Sequence[Sequence[int]]) -> list[tuple[Cursor, int]]:
     """The start and the size of the global batch of each step, from this cursor on."""
     batches = []
     for epoch, _, _, size, count in entries:
         start = cursor.position if epoch == cursor.epoch else 0
-        batches += [
-            (Cursor(epoch, start + number * size), size) for number in range(count)
-        ]
+        batches += [(Cursor(epoch, start + number * size), size) for number in range(count)]
         cursor = Cursor(epoch, start + count * size)
     return batches
 
@@ -510,13 +466,8 @@ def capture_run(
 def live_state(job: Job, hooks: TaskHooks, document: Mapping[str, Any]) -> Snapshot:
     """The state of the job and its hooks, with this document of the progress. The tensors are those
     in use."""
-    progress = {
-        **document,
-        "group_state": group_state(job.optimizer, job.group_settings),
-    }
-    snapshot = state.capture(
-        job.model, job.optimizer, scaler=job.scaler, progress=progress
-    )
+    progress = {**document, "group_state": group_state(job.optimizer, job.group_settings)}
+    snapshot = state.capture(job.model, job.optimizer, scaler=job.scaler, progress=progress)
 
     of_hooks = hooks.capture()
     snapshot.tensors.update(of_hooks.tensors)

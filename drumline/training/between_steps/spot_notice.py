@@ -31,9 +31,7 @@ _MOST_SHOWN = 160
 
 
 @contextmanager
-def watching_for_notice(
-    notice: str, take_notice: Callable[[str], object]
-) -> Iterator[None]:
+def watching_for_notice(notice: str, take_notice: Callable[[str], object]) -> Iterator[None]:
     """On one rank of each node: while the block runs, a thread polls for a notice
     (`--watch.notice`), and hands it to `take_notice`: the steps do not wait for it, and its errors
     do not end them. A user's function is loaded here, so that a missing one is an error at once."""

@@ -126,9 +126,7 @@ def job_facts(context: RunContext) -> JobFacts:
     }
     step_tflop = None
     if throughput.model_flops is not None:
-        step_tflop = (
-            throughput.model_flops.of(samples=job.batch.size, tokens=None) / 1e12
-        )
+        step_tflop = throughput.model_flops.of(samples=job.batch.size, tokens=None) / 1e12
     return JobFacts(
         task=context.request.task,
         batch_size=job.batch.size,

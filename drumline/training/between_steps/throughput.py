@@ -29,11 +29,7 @@ from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import flop_registry
 
-from drumline.rank.torch_internals import (
-    DispatchMode,
-    ddp_measurements,
-    measure_ddp_every,
-)
+from drumline.rank.torch_internals import DispatchMode, ddp_measurements, measure_ddp_every
 from drumline.training.job.job import Job
 from drumline.training.memory.gpu_table import peak_tflop_per_s
 
@@ -79,17 +75,13 @@ def count_flops(
             if parameters is None:
                 total.backward()  # type: ignore[no-untyped-call]
             else:
-                trained = [
-                    parameter for parameter in parameters if parameter.requires_grad
-                ]
+                trained = [parameter for parameter in parameters if parameter.requires_grad]
                 gradients = torch.autograd.grad(total, trained, allow_unused=True)
     finally:
         torch.backends.cudnn.benchmark = searches
 
     leaves_out = any(gradient is None for gradient in gradients)
-    if leaves_out and any(
-        issubclass(type(node), BackwardCFunction) for node in graph(total)
-    ):
+    if leaves_out and any(issubclass(type(node), BackwardCFunction) for node in graph(total)):
         raise RuntimeError("a backward pass in Python may reach more parameters")
     if counter.has_unknown or not (flops := counter.flops):
         return None
@@ -101,10 +93,7 @@ def count_flops(
         arithmetic = str(dtype).removeprefix("torch.")
 
     return ModelFlops(
-        total=flops.total(),
-        num_samples=num_samples,
-        num_tokens=num_tokens,
-        arithmetic=arithmetic,
+        total=flops.total(), num_samples=num_samples, num_tokens=num_tokens, arithmetic=arithmetic
     )
 
 
@@ -130,9 +119,7 @@ class _FlopCounter(DispatchMode):  # type: ignore[no-untyped-call]
         self.has_unknown = False
         self.is_backward = False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
         result = func(*args, **options)
         name = func._schema.name.removeprefix("aten::")
@@ -145,25 +132,16 @@ class _FlopCounter(DispatchMode):  # type: ignore[no-untyped-call]
             # its first argument is a gradient
             factor = 2 if name.endswith("_backward") else 1
             query, key, value = args[factor - 1 : factor + 2]
-            self.flops[query.dtype, is_convolution] += factor * _attention(
-                query, key, value
-            )
+            self.flops[query.dtype, is_convolution] += factor * _attention(query, key, value)
         elif func._overloadpacket in flop_registry:
             formula = flop_registry[func._overloadpacket]
-            self.flops[args[0].dtype, is_convolution] += formula(
-                *args, **options, out_val=result
-            )
+            self.flops[args[0].dtype, is_convolution] += formula(*args, **options, out_val=result)
         return result
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
     """The FLOPs of one: queries by keys, then weights by values."""
-    return (
-        2
-        * query.shape[:-1].numel()
-        * key.shape[-2]
-        * (query.shape[-1] + value.shape[-1])
-    )
+    return 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
 _UNKNOWN = {"_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer"}
@@ -333,9 +311,7 @@ class Throughput:
         data_share = interval.waited_s / seconds
         communication_share = None
         if interval.measured_s:
-            communication_share = (1.0 - data_share) * (
-                interval.exposed_s / interval.measured_s
-            )
+            communication_share = (1.0 - data_share) * (interval.exposed_s / interval.measured_s)
         return Speed(
             samples_per_s=samples / seconds,
             tokens_per_s=tokens / seconds if tokens else None,
@@ -372,19 +348,13 @@ class ExposedCommunication:
         self._applied = job.applied
         self._newest_iteration = 0
         self._newest_step = 0
-        if (
-            isinstance(self._applied, DistributedDataParallel)
-            and job.ddp.device.type == "cpu"
-        ):
+        if isinstance(self._applied, DistributedDataParallel) and job.ddp.device.type == "cpu":
             measure_ddp_every(self._applied, self.EVERY)
 
     def newest(self, step: int) -> DdpStepTimes | None:
         """The parts of the step that was measured last, on this rank. A captured step is not
         measured."""
-        if (
-            not isinstance(self._applied, DistributedDataParallel)
-            or self._job.captured_steps
-        ):
+        if not isinstance(self._applied, DistributedDataParallel) or self._job.captured_steps:
             return None
         measured = ddp_measurements(self._applied)
         iteration = int(measured.get("iteration", 0))
@@ -398,7 +368,5 @@ class ExposedCommunication:
         if not is_recent or not sent_ns or self._job.ddp.world_size == 1:
             return None
         exposed_ns = max(0, sent_ns - measured["backward_compute_comm_overlap_time"])
-        computing_ns = (
-            measured["forward_compute_time"] + measured["backward_compute_time"]
-        )
+        computing_ns = measured["forward_compute_time"] + measured["backward_compute_time"]
         return DdpStepTimes(exposed_s=exposed_ns / 1e9, computing_s=computing_ns / 1e9)

@@ -55,12 +55,7 @@ class TracedStep:
 
     def start(self) -> None:
         """Write the state that the attempt starts from."""
-        self.write(
-            "start",
-            world_size=self._job.ddp.world_size,
-            pid=os.getpid(),
-            **self._tensors(),
-        )
+        self.write("start", world_size=self._job.ddp.world_size, pid=os.getpid(), **self._tensors())
 
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step, and its line in the trace."""
@@ -68,9 +63,7 @@ class TracedStep:
         self._inner(step._replace(micro_batches=self._hashed(step)))
         number = self._progress.step + 1
         epoch = step.plan.epoch
-        self.write(
-            "step", step=number, epoch=epoch, batches=self._batches, **self._tensors()
-        )
+        self.write("step", step=number, epoch=epoch, batches=self._batches, **self._tensors())
 
     def write(self, kind: str, **fields: Any) -> None:
         """Add a line, with the number of steps done."""
@@ -155,22 +148,16 @@ def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
         tensor = torch.tensor(leaf) if is_array else leaf
         if not isinstance(tensor, Tensor):
             rest.update(place.encode() + content_hash(leaf))
-        elif (
-            tensor.dim() and tensor.shape[0] == size and tensor.layout is torch.strided
-        ):
+        elif tensor.dim() and tensor.shape[0] == size and tensor.layout is torch.strided:
             for sample, row in zip(samples, tensor.detach().cpu(), strict=True):
                 _add(sample.update(place.encode()), row)
         else:
             _add(rest.update(place.encode()), tensor)
 
-    return [sample.hexdigest(NUM_BYTES) for sample in samples], rest.hexdigest(
-        NUM_BYTES
-    )
+    return [sample.hexdigest(NUM_BYTES) for sample in samples], rest.hexdigest(NUM_BYTES)
 
 
-def _leaves(
-    value: Any, place: str, above: tuple[int, ...] = ()
-) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Every leaf of a batch, and its path. An object of a user's class is replaced by its
     attributes: its repr may contain an address, which differs between runs."""
     if id(value) in above:

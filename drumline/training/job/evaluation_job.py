@@ -98,9 +98,7 @@ def build_evaluation_job(
     loaders = make_eval_loaders(config, task, ddp, sets)
     model = task.model()
     channels_last = is_channels_last(config.train, model, ddp.device)
-    wrapped = ddp.wrap_applied(
-        model, channels_last=channels_last, reduces_gradients=False
-    )
+    wrapped = ddp.wrap_applied(model, channels_last=channels_last, reduces_gradients=False)
     return EvaluationJob(
         task=task,
         ddp=ddp,
@@ -139,10 +137,7 @@ def check_same_data(ddp: RunManager, facts: Mapping[str, Any]) -> None:
 def loading_options(config: Config, task: Task) -> dict[str, Any]:
     """How `DDPManager.loader` reads the task's data."""
     names = ("workers", "pin_memory", "persistent_workers", "prefetch_factor")
-    return {
-        "collate": task.collate,
-        **{name: getattr(config.data, name) for name in names},
-    }
+    return {"collate": task.collate, **{name: getattr(config.data, name) for name in names}}
 
 
 def make_eval_loaders(
@@ -185,9 +180,7 @@ def with_local_data(config: Config, ddp: RunManager) -> Config:
         # with --dist.mode auto there are two
         what = f"data-copied/{next(_CALLS.setdefault(ddp, count()))}"
         # A download has no limit here: the watchdog observes it, and one that fails ends the job.
-        wait_for_ranks(
-            ddp.connection.store, what, ddp.rank, ddp.world_size, limit_s=math.inf
-        )
+        wait_for_ranks(ddp.connection.store, what, ddp.rank, ddp.world_size, limit_s=math.inf)
     return replace(config, data=replace(config.data, dir=str(copy.folder)))
 
 
@@ -213,9 +206,7 @@ def make_autocast(
     return torch.autocast(device.type, dtype=dtypes[precision])
 
 
-def is_channels_last(
-    train: TrainConfig, model: nn.Module, device: torch.device
-) -> bool:
+def is_channels_last(train: TrainConfig, model: nn.Module, device: torch.device) -> bool:
     """Tensor cores are faster with channels last; on the CPU it gains little."""
     if train.memory_format == "auto":
         return device.type == "cuda" and gains_from_channels_last(model)
@@ -250,17 +241,13 @@ def make_metrics(task: Task, ddp: RunManager) -> dict[str, Metric]:
             if hasattr(part, "sync_on_compute"):
                 vars(part).update(sync_on_compute=False, _to_sync=False)
             if ddp.world_size > 1:
-                _check_merge(
-                    f"{name}/{place}" if _is_collection(metric) else name, part
-                )
+                _check_merge(f"{name}/{place}" if _is_collection(metric) else name, part)
     return metrics
 
 
 def _is_collection(metric: Any) -> bool:
     """Whether it is a MetricCollection of torchmetrics, which is not imported for this."""
-    return isinstance(
-        metric, getattr(sys.modules.get("torchmetrics"), "MetricCollection", ())
-    )
+    return isinstance(metric, getattr(sys.modules.get("torchmetrics"), "MetricCollection", ()))
 
 
 def _without_groups(metric: Any) -> Any:
@@ -269,9 +256,7 @@ def _without_groups(metric: Any) -> Any:
     if not _is_collection(metric):
         return metric
     members = dict(metric.items(keep_base=True, copy_state=False))
-    return type(metric)(
-        members, prefix=metric.prefix, postfix=metric.postfix, compute_groups=False
-    )
+    return type(metric)(members, prefix=metric.prefix, postfix=metric.postfix, compute_groups=False)
 
 
 def _check_merge(name: str, metric: Metric) -> None:
@@ -287,8 +272,7 @@ def _check_merge(name: str, metric: Metric) -> None:
     metric.reset()
     if problem is not None:
         raise UsageError(
-            f"the metric {name!r} cannot be merged over ranks: {problem}",
-            next_step=INSTEAD,
+            f"the metric {name!r} cannot be merged over ranks: {problem}", next_step=INSTEAD
         )
 
 
@@ -347,10 +331,7 @@ def compute_metrics(
     document = None
     if is_updated:  # else it may have no state
         states = {
-            name: {
-                place: dict(part.metric_state)
-                for place, part in parts_of_metric.items()
-            }
+            name: {place: dict(part.metric_state) for place, part in parts_of_metric.items()}
             for name, parts_of_metric in parts.items()
         }
         document = encode_state(states, "metrics", tensors)
@@ -417,9 +398,7 @@ def evaluate(job: EvaluationJob) -> dict[str, Any]:
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Those that are one number each, and not a matrix or a curve."""
-    return {
-        name: value for name, value in metrics.items() if isinstance(value, int | float)
-    }
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any]:
@@ -440,9 +419,7 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
             next_step="let every rank read the whole evaluation stream in one order: Drumline splits it by batches",
         )
 
-    table = torch.zeros(
-        expected[0], 2 + len(names), dtype=torch.float64, device=job.ddp.device
-    )
+    table = torch.zeros(expected[0], 2 + len(names), dtype=torch.float64, device=job.ddp.device)
     for number, row in rows.items():
         table[number] = row
     sums = [math.fsum(column) for column in all_sum(table).cpu().T.tolist()]
@@ -472,11 +449,7 @@ def _sum_batches(
 
         update_metrics(job.metrics, loss.outputs)
         names = list(loss.metrics)
-        row = [
-            loss.total,
-            size if loss.weight is None else loss.weight,
-            *loss.metrics.values(),
-        ]
+        row = [loss.total, size if loss.weight is None else loss.weight, *loss.metrics.values()]
         rows[number] = torch.stack(
             [torch.as_tensor(value, device=job.ddp.device).double() for value in row]
         )

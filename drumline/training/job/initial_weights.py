@@ -56,16 +56,11 @@ def load_initial_weights(
             advice = "give weights of this model: no tensor of these fits"
         if not fitting or (problems and settings.init_strict):
             raise UsageError(
-                as_list(
-                    f"the weights in {path} do not fit {type(model).__name__}:",
-                    problems,
-                ),
+                as_list(f"the weights in {path} do not fit {type(model).__name__}:", problems),
                 next_step=advice,
             )
 
-        report(
-            "note", message=f"begins with {plural(len(fitting), 'tensor')} from {path}"
-        )
+        report("note", message=f"begins with {plural(len(fitting), 'tensor')} from {path}")
         if problems:
             report(
                 "warning",
@@ -85,8 +80,7 @@ def fit_weights(
     is_of_ddp = all(name.startswith(DDP_PREFIX) for name in read_tensors)
     if is_of_ddp and stored.keys().isdisjoint(read_tensors):
         read_tensors = {
-            name.removeprefix(DDP_PREFIX): tensor
-            for name, tensor in read_tensors.items()
+            name.removeprefix(DDP_PREFIX): tensor for name, tensor in read_tensors.items()
         }
 
     shared_names = [name for name in stored if name in read_tensors]
@@ -134,8 +128,7 @@ def read_weights(path: Path) -> tuple[Path, Mapping[str, Tensor]]:
         return path, _read_file(path)
     if not path.is_dir():
         raise UsageError(
-            f"there is no file or folder {path} (looked in {Path.cwd()})",
-            next_step=_GIVE,
+            f"there is no file or folder {path} (looked in {Path.cwd()})", next_step=_GIVE
         )
 
     if (path / manifest.FILE_NAME).is_file():
@@ -164,9 +157,7 @@ def _best_checkpoint(run: Path) -> Path:
     try:
         return find_checkpoint(run, "best")
     except UsageError as error:  # none was evaluated
-        error.next_step = (
-            f"name a checkpoint: {find_checkpoint(run, 'last', prints=False)}"
-        )
+        error.next_step = f"name a checkpoint: {find_checkpoint(run, 'last', prints=False)}"
         raise
 
 
@@ -206,13 +197,10 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         _refuse_pickle(path)
         return tensor_file.read(path, follow_links=True)
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror}", next_step=_GIVE
-        ) from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}", next_step=_GIVE) from error
     except CorruptCheckpointError as error:
         raise UsageError(
-            f"{path} is not a complete safetensors file: {error.reason}",
-            next_step=_GIVE,
+            f"{path} is not a complete safetensors file: {error.reason}", next_step=_GIVE
         ) from error
 
 

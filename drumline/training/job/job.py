@@ -152,9 +152,7 @@ class Job(EvaluationJob):
         super().close()
 
 
-def make_manager(
-    config: Config, task: str = "", *, run: Path | None = None
-) -> RunManager:
+def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> RunManager:
     """This rank's manager, from the settings. `task`: the user's name for it. `run`: its
     folder."""
     is_elastic = config.train.exact == "elastic"
@@ -209,9 +207,7 @@ def choose_batch(
     `saved`: the facts of the checkpoint that the run resumes from."""
     per_rank = train.batch_size_per_rank or 1
     size = train.batch_size or per_rank * world_size
-    began_with = (
-        None if saved is None else saved["config"].get("train.batch_size_per_rank")
-    )
+    began_with = None if saved is None else saved["config"].get("train.batch_size_per_rank")
     # With a changed batch per rank the user chooses a new global batch.
     is_chosen = train.batch_size is not None or began_with != per_rank
     if saved is None or is_chosen or saved["batch_size"] == size:
@@ -249,11 +245,7 @@ def choose_step_kind(
         return began_with if began_with in ("compile", "auto") else "eager"
     if began_with is not None:
         return str(began_with)
-    is_exact = (
-        config.train.deterministic
-        or config.train.exact == "elastic"
-        or config.log.trace
-    )
+    is_exact = config.train.deterministic or config.train.exact == "elastic" or config.log.trace
     return "eager" if is_exact else "auto"
 
 
@@ -286,9 +278,7 @@ def build_job(
     model = unwrap_model(applied)
     _warn_about_data(config, ddp, loader, model, batch.size)
     lr = peak_rate(config.optim, world_size=batch.initial_world_size)
-    optimizer = optimizer_of(
-        task, model, config.optim, lr=lr, is_sharded=plan is not None
-    )
+    optimizer = optimizer_of(task, model, config.optim, lr=lr, is_sharded=plan is not None)
     # Gradients underflow without a scale in fp16; bf16 has the range of fp32 and needs none.
     scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
     meter = Meter(device)
@@ -335,13 +325,9 @@ def plan_sharding(config: Config, ddp: RunManager) -> ShardingPlan | None:
         return None
     assert dist.mode != "auto", "settle_mode comes first"
     shards_of_node = dist.shard_ranks or ddp.local_world_size
-    num_shards = {"zero1": world_size, "fsdp": world_size, "hsdp": shards_of_node}[
-        dist.mode
-    ]
+    num_shards = {"zero1": world_size, "fsdp": world_size, "hsdp": shards_of_node}[dist.mode]
     if dist.offload_optimizer and ddp.device.type != "cuda":
-        raise UsageError(
-            "--dist.offload_optimizer needs GPUs", next_step="leave it off on the CPU"
-        )
+        raise UsageError("--dist.offload_optimizer needs GPUs", next_step="leave it off on the CPU")
     if num_shards < 2 or world_size % num_shards:
         raise UsageError(
             f"hsdp cannot split {world_size} ranks into groups of {num_shards} that hold one model each",
@@ -395,9 +381,7 @@ def set_up_model(
     return ddp.shard(model, plan, prepare=prepare), None
 
 
-def _make_groups(
-    dist: DistConfig, model: nn.Module, ddp: RunManager
-) -> ReplicaGroups | None:
+def _make_groups(dist: DistConfig, model: nn.Module, ddp: RunManager) -> ReplicaGroups | None:
     """Collective: the replicas of `--dist.sync`; None: all ranks reduce their gradients in every
     step."""
     rendezvous = ddp.connection.rendezvous
@@ -405,10 +389,7 @@ def _make_groups(
         return None
 
     each_rank = [(rank,) for rank in range(ddp.world_size)]
-    replicas: dict[str, Sequence[Sequence[int]]] = {
-        "node": rendezvous.nodes,
-        "none": each_rank,
-    }
+    replicas: dict[str, Sequence[Sequence[int]]] = {"node": rendezvous.nodes, "none": each_rank}
     groups = make_replica_groups(
         replicas[dist.sync_within],
         timeout_s=ddp.train_timeout_s,
@@ -474,9 +455,7 @@ def _build_data(
         "the number of ranks that hold one model": ranks_of_a_model,
     }
     if config.train.exact == "elastic":
-        facts |= {
-            f"the {name}": value for name, value in platform_facts(ddp.device).items()
-        }
+        facts |= {f"the {name}": value for name, value in platform_facts(ddp.device).items()}
     check_same_data(ddp, facts)
 
     loader: AnyLoader = ddp.loader(  # type: ignore[assignment]
@@ -498,9 +477,7 @@ def _power_sgd(settings: DistConfig, applied: nn.Module) -> PowerSGD | None:
         return None
     if get_world_size() == 1:
         return None
-    return PowerSGD(
-        applied, columns=settings.powersgd_rank, start=settings.powersgd_start
-    )
+    return PowerSGD(applied, columns=settings.powersgd_rank, start=settings.powersgd_start)
 
 
 def leave_default_stream(device: torch.device) -> None:
@@ -521,11 +498,7 @@ def _warn_about_data(
     batch_size: int,
 ) -> None:
     num_samples = loader.num_samples
-    if (
-        num_samples is not None
-        and num_samples % batch_size == 1
-        and has_batchnorm(model)
-    ):
+    if num_samples is not None and num_samples % batch_size == 1 and has_batchnorm(model):
         log.warning(
             f"the last batch of every epoch has one sample ({num_samples} samples in batches of {batch_size}): "
             "BatchNorm has no statistics for it, and some of its layers refuse it; choose another batch size"
@@ -598,8 +571,4 @@ def steps_of_settings(job: Job, train: TrainConfig, progress: Progress) -> int:
 
     samples_left_in_epoch = job.loader.num_samples - progress.cursor.position
     steps_left_in_epoch = -(-samples_left_in_epoch // job.batch.size)
-    return (
-        progress.step
-        + steps_left_in_epoch
-        + (epochs_left - 1) * job.loader.steps_per_epoch
-    )
+    return progress.step + steps_left_in_epoch + (epochs_left - 1) * job.loader.steps_per_epoch

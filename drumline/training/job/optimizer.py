@@ -35,12 +35,7 @@ GIVEN_ELSEWHERE = ("lr", "weight_decay")
 
 
 def optimizer_of(
-    task: Task,
-    model: nn.Module,
-    optim: OptimConfig,
-    *,
-    lr: float,
-    is_sharded: bool = False,
+    task: Task, model: nn.Module, optim: OptimConfig, *, lr: float, is_sharded: bool = False
 ) -> Optimizer:
     """The task's own optimizer, or that of the settings, whose rate is `lr`. `is_sharded`: the
     parameters are."""
@@ -64,8 +59,7 @@ def make_optimizer(
     for name in GIVEN_ELSEWHERE:
         if name in options:
             raise UsageError(
-                f"--optim.options.{name} is not an option",
-                next_step=f"give it as --optim.{name}",
+                f"--optim.options.{name} is not an option", next_step=f"give it as --optim.{name}"
             )
 
     try:
@@ -90,32 +84,22 @@ def _make_named(
     """Any optimizer but Muon."""
     settings: dict[str, Any] = {}
     if optim.name == "sgd":
-        settings = {
-            "momentum": optim.momentum,
-            "nesterov": optim.nesterov and optim.momentum > 0,
-        }
+        settings = {"momentum": optim.momentum, "nesterov": optim.nesterov and optim.momentum > 0}
     elif optim.name == "adamw":
         settings = {"betas": optim.betas, "eps": optim.eps}
 
     kind = optimizer_class(optim.name)
     if kind in FUSED:
         has_kernel = all(
-            p.device.type in ("cuda", "cpu") and torch.is_floating_point(p)
-            for p in trained
+            p.device.type in ("cuda", "cpu") and torch.is_floating_point(p) for p in trained
         )
         # torch has no fused SGD for shards
         settings["fused"] = has_kernel and not (kind is SGD and is_sharded)
 
     takes_decay = "weight_decay" in inspect.signature(kind).parameters
-    groups = (
-        decayed_groups(trained, optim.weight_decay)
-        if takes_decay
-        else [{"params": trained}]
-    )
+    groups = decayed_groups(trained, optim.weight_decay) if takes_decay else [{"params": trained}]
     pool = {"params": groups, "lr": lr, **settings}
-    optimizer = build_accepted(
-        kind, pool, options=options, what=f"the optimizer {optim.name}"
-    )
+    optimizer = build_accepted(kind, pool, options=options, what=f"the optimizer {optim.name}")
     check_steps(optimizer)
     return optimizer
 
@@ -127,9 +111,7 @@ class MuonAndAdamW(Optimizer):
     def __init__(self, *optimizers: Optimizer) -> None:
         self._optimizers = optimizers
         self._num_groups = [len(optimizer.param_groups) for optimizer in optimizers]
-        super().__init__(
-            [group for each in optimizers for group in each.param_groups], {}
-        )
+        super().__init__([group for each in optimizers for group in each.param_groups], {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -158,9 +140,7 @@ def _make_muon(
     `match_rms_adamw` makes Muon's updates as large as AdamW's, so one rate and one decay fit
     both."""
     embeddings = {
-        id(module.weight)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
     matrices = [p for p in trained if p.ndim == 2 and id(p) not in embeddings]
     pool = {
@@ -172,9 +152,7 @@ def _make_muon(
     muon = build_accepted(Muon, pool, options=options, what="the optimizer muon")
 
     chosen = {id(p) for p in matrices}
-    rest = decayed_groups(
-        [p for p in trained if id(p) not in chosen], optim.weight_decay
-    )
+    rest = decayed_groups([p for p in trained if id(p) not in chosen], optim.weight_decay)
     if not rest:
         return MuonAndAdamW(muon)
     return MuonAndAdamW(muon, AdamW(rest, lr=lr, betas=optim.betas, eps=optim.eps))
@@ -189,15 +167,12 @@ def optimizer_class(name: str) -> type[Optimizer]:
     kind = load_class(name if ":" in name else f"{module}:{last}")
     if not issubclass(kind, Optimizer):
         raise UsageError(
-            f"{name} is not a torch optimizer",
-            next_step="name a subclass of torch.optim.Optimizer",
+            f"{name} is not a torch optimizer", next_step="name a subclass of torch.optim.Optimizer"
         )
     return kind
 
 
-def decayed_groups(
-    parameters: Iterable[nn.Parameter], weight_decay: float
-) -> list[dict[str, Any]]:
+def decayed_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Two groups at most. Biases and normalization scales have one dimension; they are not
     decayed."""
     parameters = list(parameters)
@@ -243,11 +218,7 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
             next_step="return one optimizer over all trained parameters; parameter groups may have rates of their own",
         )
 
-    held = {
-        id(parameter)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     if held - names.keys():
         raise UsageError(
@@ -277,25 +248,17 @@ def find_uncapturable(optimizer: Optimizer, on_nan: str) -> str | None:
         return f"{name} is not fused, so --train.on_nan skip waits for the device in every step"
     if isinstance(optimizer, SGD):
         is_fused = all(group["fused"] for group in groups)
-        return (
-            None
-            if is_fused
-            else f"{name} reads its rate on the host unless it is fused"
-        )
+        return None if is_fused else f"{name} reads its rate on the host unless it is fused"
     is_capturable = all("capturable" in group for group in groups)
     return None if is_capturable else f"{name} reads its rate on the host"
 
 
-def set_capturable(
-    optimizer: Optimizer, built: list[dict[str, Any]], *, is_on: bool
-) -> None:
+def set_capturable(optimizer: Optimizer, built: list[dict[str, Any]], *, is_on: bool) -> None:
     """Let the optimizer's step be captured: its rates and counts of steps move to the device, where
     torch rounds differently. Or undo it, with the `group_settings` that it was built with."""
     for group, settings in zip(optimizer.param_groups, built, strict=True):
         device = next((parameter.device for parameter in group["params"]), None)
-        group["lr"] = (
-            torch.as_tensor(group["lr"], device=device) if is_on else float(group["lr"])
-        )
+        group["lr"] = torch.as_tensor(group["lr"], device=device) if is_on else float(group["lr"])
         if "capturable" in settings:
             group["capturable"] = is_on or settings["capturable"]
 
@@ -471,15 +434,11 @@ class FiniteSteps:
         is_here = all(p.device == self._bad.device for p in parameters)
         is_fused = waits_for_device and is_here and leaves_out_itself(optimizer)
         # `skip` waits if there is no other way: it must not apply the update.
-        self._decides_here = (
-            decides and not is_fused and (self.skips or not waits_for_device)
-        )
+        self._decides_here = decides and not is_fused and (self.skips or not waits_for_device)
         if decides and is_fused:
             optimizer.found_inf = self._bad  # type: ignore[attr-defined]  # read by torch's fused optimizers
 
-        self.keeps_weights = (
-            scaler is not None or self._decides_here or (decides and is_fused)
-        )
+        self.keeps_weights = scaler is not None or self._decides_here or (decides and is_fused)
         """Whether the weights stay finite after a non-finite loss."""
         if self.skips or scaler is not None:
             begin_momentum(optimizer, parameters)
@@ -496,9 +455,7 @@ class FiniteSteps:
             self._kept_buffers = self._buffers.keep(self._kept_buffers)
             self._kept_sums = None
 
-    def measure(
-        self, total: Tensor, weight: Tensor | float, metrics: Mapping[str, Tensor]
-    ) -> None:
+    def measure(self, total: Tensor, weight: Tensor | float, metrics: Mapping[str, Tensor]) -> None:
         """Add a micro-batch to the logged sums. With `skip` everything is on the device, where it
         can be undone."""
         if self.skips:
@@ -506,9 +463,7 @@ class FiniteSteps:
                 self._meter.prepare(metrics)
                 self._kept_sums = self._meter.keep()
             if not isinstance(weight, Tensor):
-                weight = torch.full(
-                    (), weight, dtype=self.counts.dtype, device=self.counts.device
-                )
+                weight = torch.full((), weight, dtype=self.counts.dtype, device=self.counts.device)
         self._meter.add(total, weight, metrics)
 
     def spread(self, scaled: Tensor, total: Tensor) -> Tensor:
@@ -524,9 +479,7 @@ class FiniteSteps:
         elif self.grad_norm is not None:
             number = self.grad_norm
         else:
-            gradients = (
-                parameter.grad for parameter in parameters if parameter.grad is not None
-            )
+            gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
             here = own_parts(gradients) if self._is_sharded else gradients
             number = largest(here).to(self._bad.device)
 
@@ -564,9 +517,7 @@ class FiniteSteps:
 
     def _left_out_by(self, scaler: GradScaler) -> Tensor:
         """Whether the scaler will skip this update. torch has no public name for it."""
-        if not scaler._per_optimizer_states[id(self._optimizer)][
-            "found_inf_per_device"
-        ]:
+        if not scaler._per_optimizer_states[id(self._optimizer)]["found_inf_per_device"]:
             scaler.unscale_(self._optimizer)
         infs_by_device = scaler._found_inf_per_device(self._optimizer).values()
         return torch.stack([inf.to(self._bad.device) for inf in infs_by_device]).sum()
@@ -576,9 +527,7 @@ class FiniteSteps:
         """Undo what the step did to buffers, without waiting for the device."""
         pairs = zip(self._kept_buffers or [], self._buffers.now(), strict=True)
         chosen = [
-            torch.where(is_skipped, before, now)
-            if before.shape == now.shape
-            else before
+            torch.where(is_skipped, before, now) if before.shape == now.shape else before
             for before, now in pairs
         ]
         self._buffers.put_back(chosen)

@@ -35,10 +35,7 @@ def peak_tflop_per_s(device_name: str, arithmetic: str) -> float | None:
     matching_peaks = (
         gpu.peaks for gpu in GPUS.values() if re.fullmatch(gpu.device_name, device_name)
     )
-    return (
-        dict(zip(ARITHMETICS, next(matching_peaks, ()), strict=False)).get(arithmetic)
-        or None
-    )
+    return dict(zip(ARITHMETICS, next(matching_peaks, ()), strict=False)).get(arithmetic) or None
 
 
 def gpu_memory(names: Sequence[str]) -> dict[str, int]:

@@ -159,22 +159,14 @@ def plan_memory(
             continue
 
         batches[micro.size] = micro.data
-        for mode, num_shards in modes_for(
-            world_size, dist.shard_ranks or ranks_per_node
-        ):
+        for mode, num_shards in modes_for(world_size, dist.shard_ranks or ranks_per_node):
             if mode == "ddp":
                 step = traced(micro.size, None)
-                memory_at = _in_replicas(
-                    step, world_size, dist, accumulates=micro.accumulates
-                )
+                memory_at = _in_replicas(step, world_size, dist, accumulates=micro.accumulates)
             else:
                 step = traced(micro.size, sharded_type)
-                memory_at = _in_shards(
-                    step, mode, num_shards, dist, accumulates=micro.accumulates
-                )
-            peak = _memory_at_peak(
-                step, memory_at, mode=mode, world_size=world_size, micro=micro
-            )
+                memory_at = _in_shards(step, mode, num_shards, dist, accumulates=micro.accumulates)
+            peak = _memory_at_peak(step, memory_at, mode=mode, world_size=world_size, micro=micro)
             ranks.append(peak)
 
         if recompute is None and config.model.activation_checkpointing is not False:
@@ -200,9 +192,7 @@ def _memory_at_peak(
     """The moment at which the rank holds most."""
     peak = max(map(memory_at, step.moments), key=lambda parts: sum(parts.values()))
     peak["activations"] += NUM_AHEAD * step.batch_bytes + WORKSPACES
-    return RankMemory(
-        mode=mode, world_size=world_size, micro_batch_size=micro.size, **peak
-    )
+    return RankMemory(mode=mode, world_size=world_size, micro_batch_size=micro.size, **peak)
 
 
 def _compare_without(
@@ -217,9 +207,7 @@ def _compare_without(
     since its model may depend on the setting."""
     plain = replace(config, model=replace(config.model, activation_checkpointing=False))
     step = FakeJob(plain, type(task)(plain)).trace(micro.data)
-    memory_at = _in_replicas(
-        step, memory.world_size, config.dist, accumulates=micro.accumulates
-    )
+    memory_at = _in_replicas(step, memory.world_size, config.dist, accumulates=micro.accumulates)
     without = _memory_at_peak(
         step,
         memory_at,
@@ -255,9 +243,7 @@ class _MicroBatch(NamedTuple):
     accumulates: bool
 
 
-def _first_micro_batch(
-    config: Config, task: Task, data: Any, world_size: int
-) -> _MicroBatch:
+def _first_micro_batch(config: Config, task: Task, data: Any, world_size: int) -> _MicroBatch:
     """The largest of a step on this number of ranks, on the CPU."""
     batch = choose_batch(config.train, world_size=world_size)
     sharding = Sharding(
@@ -293,9 +279,7 @@ def _in_replicas(
 ) -> MemoryAt:
     """One process, or DDP. DDP's buckets are there all the time. Gradients are views of them, but
     not while they add up before the ranks synchronize."""
-    trained = sum(
-        parameter.num_bytes for parameter in step.parameters if parameter.is_trained
-    )
+    trained = sum(parameter.num_bytes for parameter in step.parameters if parameter.is_trained)
     has_buckets = world_size > 1
     communication = trained if has_buckets and accumulates else 0
     if has_buckets and dist.comm == "powersgd":
@@ -359,9 +343,7 @@ def _in_shards(
                 whole = trained
             if not accumulates:
                 reduced = moment.gradients / max(1.0, trained)
-            communication = gathered + (
-                copies[moment.phase] * block if moment.in_blocks else 0
-            )
+            communication = gathered + (copies[moment.phase] * block if moment.in_blocks else 0)
 
         return {
             "parameters": weights + step.buffer_bytes,
@@ -412,9 +394,7 @@ def settle_mode(
         reason = "memory is planned for GPUs only"
     else:
         memory = _smallest_memory(ddp)
-        chosen = (
-            _choose(config, task_class, ddp, memory) if ddp.is_main_process() else None
-        )
+        chosen = _choose(config, task_class, ddp, memory) if ddp.is_main_process() else None
         mode, reason = broadcast_json(chosen)
         if mode is None:  # on every rank, so that none waits for the others
             raise UsageError(

@@ -97,9 +97,7 @@ class StepMemory:
 class FakeJob:
     """A task's model and optimizer as fake tensors on a GPU."""
 
-    def __init__(
-        self, config: Config, task: Task, *, gathered: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, config: Config, task: Task, *, gathered: torch.dtype | None = None) -> None:
         """`gathered`: the type in which a sharded model has its parameters in a step, if not their
         own."""
         self._task = task
@@ -111,9 +109,7 @@ class FakeJob:
             recompute_blocks(self._model, config.model.activation_checkpointing, wrap)
         with self._faked():
             _give_fake_tensors(self._model)
-            optimizer = optimizer_of(
-                task, self._model, config.optim, lr=config.optim.lr
-            )
+            optimizer = optimizer_of(task, self._model, config.optim, lr=config.optim.lr)
             self._blocks = list(find_blocks(self._model, wrap).values())
             temporary = _take_steps(self._model, optimizer)
             self._parameters = tuple(_parameters(self._model, optimizer, self._blocks))
@@ -129,14 +125,8 @@ class FakeJob:
             _give_fake_tensors(self._model, gathered)
             self._gathered = _parameter_bytes(self._model) / before
 
-        trained = sum(
-            parameter.num_bytes
-            for parameter in self._parameters
-            if parameter.is_trained
-        )
-        self._update = MemoryMoment(
-            "optimizer", in_blocks=False, live=temporary, gradients=trained
-        )
+        trained = sum(parameter.num_bytes for parameter in self._parameters if parameter.is_trained)
+        self._update = MemoryMoment("optimizer", in_blocks=False, live=temporary, gradients=trained)
 
     def recomputed(self) -> str:
         """The blocks whose activations are computed again, for people."""
@@ -148,11 +138,7 @@ class FakeJob:
 
     def trace(self, batch: Any) -> StepMemory:
         """A step with this micro-batch, which is on the CPU."""
-        with (
-            self._faked(),
-            _MemoryTrace() as trace,
-            _watched(self._model, self._blocks, trace),
-        ):
+        with self._faked(), _MemoryTrace() as trace, _watched(self._model, self._blocks, trace):
             data = pytree.tree_map_only(
                 Tensor, lambda leaf: self._mode.from_tensor(leaf).clone(), batch
             )
@@ -181,10 +167,7 @@ class FakeJob:
         try:
             with self._mode, _as_on_gpu():
                 yield
-        except (
-            fake.DataDependentOutputException,
-            fake.DynamicOutputShapeException,
-        ) as error:
+        except (fake.DataDependentOutputException, fake.DynamicOutputShapeException) as error:
             raise UsageError(
                 f"{type(self._task).__name__} cannot be planned: {error.func} needs the values of a tensor, and a plan "
                 "has only sizes",
@@ -209,9 +192,7 @@ def _give_fake_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> No
     """Replace all parameters and buffers. `dtype`: of the parameters, if not their own."""
 
     def fake(old: Tensor) -> Tensor:
-        new = torch.empty_strided(
-            old.shape, old.stride(), dtype=old.dtype, device=DEVICE
-        )
+        new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=DEVICE)
         if isinstance(old, nn.Parameter):
             return nn.Parameter(new.to(dtype or old.dtype), old.requires_grad)
         return new
@@ -251,9 +232,7 @@ def _parameters(
     model: nn.Module, optimizer: Optimizer, blocks: Iterable[nn.Module]
 ) -> Iterator[TracedParameter]:
     block_of = {
-        parameter: number
-        for number, block in enumerate(blocks)
-        for parameter in block.parameters()
+        parameter: number for number, block in enumerate(blocks) for parameter in block.parameters()
     }
     for parameter in model.parameters():
         states = optimizer.state.get(parameter, {}).values()
@@ -261,9 +240,7 @@ def _parameters(
             num_bytes=parameter.nbytes,
             num_elements=parameter.numel(),
             rows=parameter.shape[0] if parameter.dim() else 1,
-            state_bytes=tuple(
-                state.nbytes for state in states if _is_like(state, parameter)
-            ),
+            state_bytes=tuple(state.nbytes for state in states if _is_like(state, parameter)),
             is_trained=parameter.requires_grad,
             in_block=block_of.get(parameter),
         )
@@ -292,9 +269,7 @@ class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
         self._sizes: dict[int, int] = {}
         self._gradient_sizes: dict[int, int] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         storages_before = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for storage in _storages(result):
@@ -307,17 +282,13 @@ class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
             query = args[1]
             inside = 4 * (query.numel() + query.shape[:-1].numel())
         self.moments.append(
-            MemoryMoment(
-                self.phase, self.in_blocks, self.live + inside, self._gradients
-            )
+            MemoryMoment(self.phase, self.in_blocks, self.live + inside, self._gradients)
         )
         return result
 
     def keep_gradient(self, parameter: Tensor) -> None:
         """The gradient of this parameter is complete."""
-        key = (
-            None if parameter.grad is None else parameter.grad.untyped_storage()._cdata
-        )
+        key = None if parameter.grad is None else parameter.grad.untyped_storage()._cdata
         if key in self._sizes:
             size = self._sizes.pop(key)
             self._gradient_sizes[key] = size
@@ -337,17 +308,11 @@ class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
-    return (
-        leaf.untyped_storage()
-        for leaf in pytree.tree_leaves(values)
-        if _on_device(leaf)
-    )
+    return (leaf.untyped_storage() for leaf in pytree.tree_leaves(values) if _on_device(leaf))
 
 
 @contextmanager
-def _watched(
-    model: nn.Module, blocks: Iterable[nn.Module], trace: _MemoryTrace
-) -> Iterator[None]:
+def _watched(model: nn.Module, blocks: Iterable[nn.Module], trace: _MemoryTrace) -> Iterator[None]:
     """Let the trace know of complete gradients, and when blocks are computed."""
 
     def begin(*_: Any) -> None:
@@ -366,10 +331,7 @@ def _watched(
         if parameter.requires_grad
     ]
     for block in blocks:
-        handles += [
-            block.register_forward_pre_hook(begin),
-            block.register_forward_hook(end),
-        ]
+        handles += [block.register_forward_pre_hook(begin), block.register_forward_hook(end)]
     yield
     for handle in handles:
         handle.remove()
@@ -382,10 +344,7 @@ def _as_on_gpu() -> Iterator[None]:
 
     Not by a mode of torch: a dispatch mode is below autograd, which has then kept its tensors, and
     a function mode does not see what `multi_head_attention_forward` calls."""
-    changed: dict[str, Any] = {
-        "scaled_dot_product_attention": _attention,
-        "dropout": _dropout,
-    }
+    changed: dict[str, Any] = {"scaled_dot_product_attention": _attention, "dropout": _dropout}
     changed |= {name: _in_fp32(getattr(functional, name)) for name in IN_FP32}
     originals = {name: getattr(functional, name) for name in changed}
     vars(functional).update(changed)
@@ -431,6 +390,4 @@ def _attention(
     scale = options.get("scale")  # the other one, enable_gqa, changes no size
     if inputs[0].dtype.itemsize == 2 and attn_mask is None:
         return flash_attention(*inputs, dropout_p, is_causal, False, scale=scale)[0]
-    return efficient_attention(*inputs, None, True, dropout_p, is_causal, scale=scale)[
-        0
-    ]
+    return efficient_attention(*inputs, None, True, dropout_p, is_causal, scale=scale)[0]

@@ -34,9 +34,7 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool) ->
     if averaged:
         contents += ", averaged (EMA)"
     with state.translated("progress"):
-        text = model_card(
-            checkpoint, snapshot, contents=contents, file=to.name, averaged=averaged
-        )
+        text = model_card(checkpoint, snapshot, contents=contents, file=to.name, averaged=averaged)
 
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -46,9 +44,7 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool) ->
             os.fsync(file.fileno())
         replace_text(card, text)
     except OSError as error:
-        reason, next_step = catalog.explain_os_error(
-            error, folder=to.parent, needed=size
-        )
+        reason, next_step = catalog.explain_os_error(error, folder=to.parent, needed=size)
         raise CheckpointError(
             f"{to} could not be written: {reason}", next_step=next_step
         ) from error
@@ -56,7 +52,9 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool) ->
     summary = f"step {step}: {contents}"
     if averaged or average_in(snapshot) is None:
         return summary
-    return f"{summary}, as trained; --ema exports their average (EMA), which evaluate and predict use"
+    return (
+        f"{summary}, as trained; --ema exports their average (EMA), which evaluate and predict use"
+    )
 
 
 def weights_in(snapshot: store.Snapshot, *, averaged: bool) -> dict[str, Tensor]:

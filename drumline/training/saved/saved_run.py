@@ -47,12 +47,7 @@ from drumline.training.resume import check_contents
 from drumline.training.run_context import HOOKS_FILE, make_hooks
 from drumline.training.saved.exported_weights import average_in, weights_in
 from drumline.training.tasks.base import Task, evaluation_mode
-from drumline.training.tasks.built_in import (
-    check_constructor,
-    dataset_for,
-    load_task,
-    resolve_task,
-)
+from drumline.training.tasks.built_in import check_constructor, dataset_for, load_task, resolve_task
 from drumline.watch.heartbeat import Phase
 
 
@@ -106,14 +101,11 @@ def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path
     root = RunFolder(run).checkpoints
     if which not in ("best", "last") and not str(which).isdecimal():
         raise UsageError(
-            f"there is no checkpoint {which!r}",
-            next_step="name it best, last, or by its step",
+            f"there is no checkpoint {which!r}", next_step="name it best, last, or by its step"
         )
     if which in ("best", "last"):
         newest, skipped = catalog.newest_valid(root, check_contents)
-        reasons = [
-            f"{entry.path.name} was skipped: {entry.reason}" for entry in skipped
-        ]
+        reasons = [f"{entry.path.name} was skipped: {entry.reason}" for entry in skipped]
         if newest is None:
             raise CheckpointError(
                 as_list(f"there is no complete checkpoint in {run}", reasons),
@@ -121,9 +113,7 @@ def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path
             )
         if which == "last":
             if reasons and prints:
-                print_message(
-                    f"{'; '.join(reasons)}; {newest.name} is used as the last checkpoint"
-                )
+                print_message(f"{'; '.join(reasons)}; {newest.name} is used as the last checkpoint")
             return newest
         which = _best_step(RunFolder(run), newest, reasons)
 
@@ -149,9 +139,7 @@ def fetched_run(url: str, which: str | int) -> Iterator[Path]:
         complete = checkpoints.complete
         if which in ("best", "last"):
             newest, _ = run.restore_newest(checkpoints, root)
-            progress = catalog.read_document(
-                root / catalog.folder_name(newest), "progress"
-            )
+            progress = catalog.read_document(root / catalog.folder_name(newest), "progress")
             facts = progress.get("facts", {})
             metric = str(facts.get("best_metric"))
             order = ranked(complete, metric, bool(facts.get("higher_is_better")))
@@ -178,14 +166,8 @@ def _best_step(run: RunFolder, newest: Path, reasons: Sequence[str]) -> int:
         step = _best_step_of_old_run(run, progress["step"])
         problem = f"the checkpoints in {root} are of version 0.1, which recorded the best only at the end of a run"
     else:
-        step = best(
-            root,
-            metric=str(metric),
-            higher_is_better=bool(facts.get("higher_is_better")),
-        )
-        problem = (
-            f"no checkpoint in {root} was evaluated for {metric!r}, so none is the best"
-        )
+        step = best(root, metric=str(metric), higher_is_better=bool(facts.get("higher_is_better")))
+        problem = f"no checkpoint in {root} was evaluated for {metric!r}, so none is the best"
 
     if type(step) is not int:
         raise UsageError(
@@ -210,11 +192,7 @@ def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:
     fields_of_task = task_fields(task, Task)
 
     def is_setting(path: str) -> bool:
-        return (
-            path in fields_of_task
-            if is_in_task(path)
-            else annotation_of(path) is not None
-        )
+        return path in fields_of_task if is_in_task(path) else annotation_of(path) is not None
 
     return check_layer(
         Setting(path, value, where="the checkpoint")
@@ -258,9 +236,7 @@ def evaluation_data(task: Task, data: str | None) -> dict[str, Any]:
     return evaluation_sets(type(task)(moved))
 
 
-def evaluate_run(
-    saved: SavedRun, ddp: RunManager, data: str | None = None
-) -> dict[str, Any]:
+def evaluate_run(saved: SavedRun, ddp: RunManager, data: str | None = None) -> dict[str, Any]:
     """Collective: evaluate the checkpoint as the run itself does it. `data`: as for
     `evaluation_data`."""
     task = saved.task(with_local_data(saved.config, ddp))
@@ -322,9 +298,7 @@ def predict_run(
     `evaluation_data`."""
     task = saved.task(with_local_data(saved.config, ddp))
     dataset = prediction_data(task, data)
-    job = build_evaluation_job(
-        saved.config, task, ddp, {"": dataset}, has_metrics=False
-    )
+    job = build_evaluation_job(saved.config, task, ddp, {"": dataset}, has_metrics=False)
     try:
         restore_for_evaluation(job, saved)
         yield from _predict(job, job.eval_loaders[""], encode)
@@ -345,9 +319,7 @@ def prediction_data(task: Task, data: str | None) -> Any:
 
 
 @torch.no_grad()
-def _predict(
-    job: EvaluationJob, loader: EvaluationLoader, encode: Encoder
-) -> Iterator[bytes]:
+def _predict(job: EvaluationJob, loader: EvaluationLoader, encode: Encoder) -> Iterator[bytes]:
     """Collective. Batch number n is that of rank n % world_size, so each round of all ranks is in
     order."""
     batches = loader.numbered()
@@ -358,9 +330,7 @@ def _predict(
             batch = next(batches, None)
             if batch is not None:
                 with job.autocast:
-                    outputs = job.task.predict(
-                        job.model, job.task.on_device(batch.data)
-                    )
+                    outputs = job.task.predict(job.model, job.task.on_device(batch.data))
                 content = bytearray(encode(outputs, batch.size))
                 encoded = torch.frombuffer(content, dtype=torch.uint8)
 
@@ -382,9 +352,7 @@ def _predict(
 
 
 def as_lines_of_json(outputs: Any, size: int) -> bytes:
-    return b"".join(
-        json.dumps(as_json(row)).encode() + b"\n" for row in rows_of(outputs, size)
-    )
+    return b"".join(json.dumps(as_json(row)).encode() + b"\n" for row in rows_of(outputs, size))
 
 
 def rows_of(outputs: Any, size: int) -> list[Any]:
@@ -402,18 +370,14 @@ def rows_of(outputs: Any, size: int) -> list[Any]:
         return list(outputs.tolist())
     if isinstance(outputs, list) and len(outputs) == size:
         arrays = (Tensor, np.ndarray, np.generic)
-        plain: list[Any] = pytree.tree_map_only(
-            arrays, lambda leaf: leaf.tolist(), list(outputs)
-        )
+        plain: list[Any] = pytree.tree_map_only(arrays, lambda leaf: leaf.tolist(), list(outputs))
         return plain
     raise _unusable(f"a {type(outputs).__name__}", size)
 
 
 def _check_samples(outputs: Tensor | NDArray[Any], size: int) -> None:
     if outputs.ndim == 0 or len(outputs) != size:
-        raise _unusable(
-            f"a {type(outputs).__name__} of shape {list(outputs.shape)}", size
-        )
+        raise _unusable(f"a {type(outputs).__name__} of shape {list(outputs.shape)}", size)
 
 
 def _unusable(what: str, size: int) -> UsageError:

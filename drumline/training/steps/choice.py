@@ -65,9 +65,7 @@ NO_OPTIONS = StepOptions()
 StepKinds = dict[str, Callable[[], AnyStep]]
 
 
-def find_unsafe(
-    job: Job, config: Config, hooks: Sequence[Hook], *, is_default: bool
-) -> str | None:
+def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook], *, is_default: bool) -> str | None:
     """Why this run should not get captured steps: later steps compute something else; or they may
     do so, and the run takes `auto` by default."""
     for hook in hooks:
@@ -161,11 +159,7 @@ def _try_kinds(
             "(remove step-trial.txt from the run folder to try them again)"
         )
     # By a part of the name: compiled_graph needs the memory of both others.
-    tried = {
-        name: make
-        for name, make in kinds.items()
-        if not any(kind in name for kind in failed)
-    }
+    tried = {name: make for name, make in kinds.items() if not any(kind in name for kind in failed)}
 
     num_trial_steps = len(tried) * (WARM_UP_STEPS + TIMED_STEPS)
     if options.is_default and num_steps is not None and num_steps < 2 * num_trial_steps:
@@ -191,16 +185,13 @@ def _try_kinds(
     )
 
 
-def _unavailable(
-    kind: str, job: Job, kinds: StepKinds, uncapturable: str | None
-) -> UsageError:
+def _unavailable(kind: str, job: Job, kinds: StepKinds, uncapturable: str | None) -> UsageError:
     reason = f"needs a GPU, and this rank computes on {job.ddp.device}"
     if uncapturable:
         reason = f"cannot capture the steps of this run: {uncapturable}"
     or_optimizer = "" if job.uncapturable is None else ", or another optimizer"
     return UsageError(
-        f"--train.step {kind} {reason}",
-        next_step=f"choose one of {', '.join(kinds)}{or_optimizer}",
+        f"--train.step {kind} {reason}", next_step=f"choose one of {', '.join(kinds)}{or_optimizer}"
     )
 
 
@@ -297,16 +288,12 @@ class AutoStep:
         if len(self._times) < TIMED_STEPS:
             return
 
-        seconds_here = (
-            sum(_seconds_between(*pair) for pair in self._times) / self._num_samples
-        )
+        seconds_here = sum(_seconds_between(*pair) for pair in self._times) / self._num_samples
         is_full = _is_memory_used(self._device)
         measured = torch.tensor([seconds_here, is_full, 1.0], device=self._device)
         seconds, num_full, num_ranks = all_sum(measured).tolist()
         if not self._seconds:
-            self._leave_out(
-                seconds / num_ranks * step.plan.global_size, is_full=num_full > 0
-            )
+            self._leave_out(seconds / num_ranks * step.plan.global_size, is_full=num_full > 0)
         self._seconds[self._name] = seconds
 
         if self._fastest is None or seconds < self._fastest.seconds:
@@ -342,9 +329,7 @@ class AutoStep:
         self._on_choice(fastest.kind)
 
         times = self._seconds.items()
-        ratios = ", ".join(
-            f"{kind} {seconds / fastest.seconds:.2f}" for kind, seconds in times
-        )
+        ratios = ", ".join(f"{kind} {seconds / fastest.seconds:.2f}" for kind, seconds in times)
         self._note(
             f"steps run as {fastest.kind}, the fastest here; time per step relative to it: {ratios}{self._not_tried}"
         )

@@ -41,9 +41,7 @@ def compiled_step(job: Job, **settings: Any) -> eager.AnyStep:
     by torch. The short batch at the end of an epoch is not compiled: that would cost more than it
     gains."""
     is_compiled = False
-    full = eager.TrainStep(
-        job, compute_loss=compiled(eager.loss_function(job.task)), **settings
-    )
+    full = eager.TrainStep(job, compute_loss=compiled(eager.loss_function(job.task)), **settings)
     job.ddp.connection.mark_compilations()  # the compiler is loaded by now
     short = eager.TrainStep(job, **settings)
 
@@ -76,11 +74,7 @@ def _compile_before(step: Step, compute_loss: eager.LossFunction, job: Job) -> S
     before = _counts()
     # Under DDP, by whose buckets the compiler splits the graph, but without its all-reduce.
     applied = job.applied
-    local = (
-        applied.no_sync()
-        if isinstance(applied, DistributedDataParallel)
-        else nullcontext()
-    )
+    local = applied.no_sync() if isinstance(applied, DistributedDataParallel) else nullcontext()
     with dry_run(job), local:
         with job.autocast:
             loss = applied(compute_loss, first.data)
@@ -140,11 +134,7 @@ def find_difference(everyone: Sequence[Mapping[str, Any]]) -> str | None:
         ", ".join(plural(rank_counts[name], noun) for name, noun in nouns.items())
         for rank_counts in everyone
     ]
-    return (
-        by_rank(made, [counts["host"] for counts in everyone])
-        if len(set(made)) > 1
-        else None
-    )
+    return by_rank(made, [counts["host"] for counts in everyone]) if len(set(made)) > 1 else None
 
 
 def report_recompilations(context: RunContext, first_step: int) -> None:
@@ -158,15 +148,11 @@ def report_recompilations(context: RunContext, first_step: int) -> None:
         reported = marks.reported
         usual_until = max(marks.is_usual_until, first_step + FIRST_STEPS)
         everything = _recompiled(marks.began_at)
-        recompilations = [
-            record for record in everything if record["step"] >= usual_until
-        ]
+        recompilations = [record for record in everything if record["step"] >= usual_until]
         marks.began_at.clear()
 
     everyone = gather_json(recompilations)
-    for function, message in describe_recompilations(
-        everyone, type(context.job.task).__name__
-    ):
+    for function, message in describe_recompilations(everyone, type(context.job.task).__name__):
         if ddp.is_main_process() and function not in reported:
             context.warn(message)
         reported.add(function)
@@ -210,9 +196,7 @@ def describe_recompilations(
         reason = record["reason"]
         advice = "keep what changes from step to step in a tensor, not in a number or an attribute"
         if "size mismatch" in reason or ".size()" in reason or "stride" in reason:
-            advice = (
-                "pad batches to a few fixed lengths, in the task's collate for example"
-            )
+            advice = "pad batches to a few fixed lengths, in the task's collate for example"
         yield (
             function,
             f"torch compiled {function or f'{task}.loss()'} again at step {record['step']} on "

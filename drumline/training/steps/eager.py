@@ -27,12 +27,7 @@ from drumline.data.sharding import StepPlan, shards_of_rank
 from drumline.parallel.shard_sum import ShardSum
 from drumline.parallel.sharded_model import ShardedModel
 from drumline.parallel.shards import own_parts
-from drumline.parallel.wrap import (
-    FIND_UNUSED,
-    NAMED,
-    LiveBuffers,
-    names_without_gradient,
-)
+from drumline.parallel.wrap import FIND_UNUSED, NAMED, LiveBuffers, names_without_gradient
 from drumline.rank.collectives import broadcast_json
 from drumline.rank.determinism import seed_shard
 from drumline.rank.torch_internals import scale_each
@@ -72,9 +67,7 @@ def loss_function(task: Task) -> LossFunction:
             )
 
         # Detached: to DDP every parameter in the graph of an output is used.
-        weight = (
-            loss.weight.detach() if isinstance(loss.weight, Tensor) else loss.weight
-        )
+        weight = loss.weight.detach() if isinstance(loss.weight, Tensor) else loss.weight
         metrics = {name: total.detach() for name, total in loss.metrics.items()}
         return LossParts(loss.total, weight, metrics)
 
@@ -140,9 +133,7 @@ class TrainStep:
     def __call__(self, step: Step) -> None:
         """Collective: forward and backward of every micro-batch, one synchronization, one update.
         The heartbeat is marked between them; the loop has marked the beginning of the step."""
-        num_samples = (
-            max(1, step.plan.local_size) if self._is_alone else step.plan.global_size
-        )
+        num_samples = max(1, step.plan.local_size) if self._is_alone else step.plan.global_size
         scale = self._num_ranks / num_samples
         weight: Tensor | None = None
         reduction: dist.Work | None = None
@@ -171,9 +162,7 @@ class TrainStep:
     ) -> tuple[Tensor | None, dist.Work | None]:
         """Collective: begin to sum the weights over all ranks, or over those of the replica."""
         if weight is None and self._group is not None:
-            weight = torch.full(
-                (), num_samples, dtype=torch.float64, device=self._device
-            )
+            weight = torch.full((), num_samples, dtype=torch.float64, device=self._device)
         if weight is None:
             return None, None
         return weight, dist.all_reduce(weight, group=self._group, async_op=True)
@@ -250,14 +239,10 @@ class TrainStep:
     def _update(self, correction: Tensor | None) -> None:
         """Collective: the optimizer's step, with gradients corrected and clipped."""
         self._heartbeat.mark(OPTIMIZER)
-        if self._scaler is not None and (
-            self._clip_norm is not None or correction is not None
-        ):
+        if self._scaler is not None and (self._clip_norm is not None or correction is not None):
             self._scaler.unscale_(self._optimizer)
         if correction is not None:
-            gradients = self._own(
-                p.grad for p in self._parameters if p.grad is not None
-            )
+            gradients = self._own(p.grad for p in self._parameters if p.grad is not None)
             if gradients:
                 scale_each(gradients, correction.to(gradients[0].device))
 
@@ -312,11 +297,7 @@ class ElasticStep(TrainStep):
             ]
 
         self._gradients = ShardSum(
-            {
-                name: tensor
-                for name, tensor in job.model.named_parameters()
-                if tensor.requires_grad
-            },
+            {name: tensor for name, tensor in job.model.named_parameters() if tensor.requires_grad},
             rank=job.ddp.rank,
             world_size=world_size,
             shards_by_rank=shards_by_rank,
@@ -340,9 +321,7 @@ class ElasticStep(TrainStep):
                 shard = micro.shard
                 seed_shard(self._seed, epoch=plan.epoch, start=plan.start, shard=shard)
                 if shares_buffers and num_opened == 1:
-                    self._buffers_after_first = self._buffers.keep(
-                        self._buffers_after_first
-                    )
+                    self._buffers_after_first = self._buffers.keep(self._buffers_after_first)
                 if shares_buffers and num_opened > 0:
                     self._buffers.put_back(self._buffers_before)
                 num_opened += 1
@@ -385,17 +364,13 @@ class ElasticStep(TrainStep):
         weights[micro.shard] += shard_weight
         return weights
 
-    def _weight_correction(
-        self, weights: Tensor | None, plan: StepPlan
-    ) -> Tensor | None:
+    def _weight_correction(self, weights: Tensor | None, plan: StepPlan) -> Tensor | None:
         """Collective if the loss has weights. Each rank fills in its own shards of the table, so
         the sum over ranks only adds zeros, and every rank adds up the shards in the same order."""
         if not self._is_weighted:
             return None
         if weights is None:
-            weights = torch.zeros(
-                plan.num_shards, dtype=torch.float64, device=self._device
-            )
+            weights = torch.zeros(plan.num_shards, dtype=torch.float64, device=self._device)
         if self._world_size > 1:
             dist.all_reduce(weights)
         return correction_for(weights.sum(), plan.global_size)

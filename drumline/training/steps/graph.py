@@ -162,11 +162,7 @@ class GraphStep:
             undo_partial_step(self._job.applied, self._job.optimizer, self._job.scaler)
             meter.host_weight = weight
             # Ending a failed capture raises another error, which does not show the cause.
-            first = (
-                error.__context__
-                if isinstance(error.__context__, RuntimeError)
-                else error
-            )
+            first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
             message = str(first).partition("\n")[0]
             self._turn_off(f"CUDA cannot capture it{user_line(error)}: {message}")
             self._inner(step._replace(micro_batches=iter(micro_batches)))
@@ -182,18 +178,14 @@ class GraphStep:
     def _turn_off(self, reason: str) -> None:
         self._is_off = True
         self._graphs.clear()
-        log.warning(
-            f"steps run eagerly, not captured as a CUDA graph, because {reason}"
-        )
+        log.warning(f"steps run eagerly, not captured as a CUDA graph, because {reason}")
 
 
 class Shape:
     """What a graph depends on in a step, and its tensors, in order."""
 
     def __init__(self, step: Step, micro_batches: Sequence[MicroBatch]) -> None:
-        self.leaves, self.nesting = pytree.tree_flatten(
-            [micro.data for micro in micro_batches]
-        )
+        self.leaves, self.nesting = pytree.tree_flatten([micro.data for micro in micro_batches])
         self.tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
         self.key: Hashable = (
             step.plan.global_size,
@@ -229,9 +221,7 @@ class CapturedStep:
         """That of each replay."""
         self._inputs = [tensor.clone() for tensor in shape.tensors]
         inputs = iter(self._inputs)
-        leaves = [
-            next(inputs) if isinstance(leaf, Tensor) else leaf for leaf in shape.leaves
-        ]
+        leaves = [next(inputs) if isinstance(leaf, Tensor) else leaf for leaf in shape.leaves]
         batches = pytree.tree_unflatten(leaves, shape.nesting)
         pairs = zip(micro_batches, batches, strict=True)
         fixed = [micro._replace(data=data) for micro, data in pairs]
@@ -266,18 +256,14 @@ def end_failed_capture(device: torch.device, pool: Any, rng: Tensor) -> None:
     never free memory that other streams have used. `rng`: the generator's state before."""
     fresh = torch.Generator(device)
     fresh.set_state(rng)
-    torch.cuda.default_generators[device.index].graphsafe_set_state(
-        fresh.graphsafe_get_state()
-    )
+    torch.cuda.default_generators[device.index].graphsafe_set_state(fresh.graphsafe_get_state())
     try:
         end_allocation_to_pool(device, pool)
     except RuntimeError:
         return  # the capture had already ended
 
 
-def undo_partial_step(
-    applied: nn.Module, optimizer: Optimizer, scaler: GradScaler | None
-) -> None:
+def undo_partial_step(applied: nn.Module, optimizer: Optimizer, scaler: GradScaler | None) -> None:
     """After a step that failed half-way: reset gradients, DDP's reducer and the scaler, so that it
     can run again. torch has no public names for the last two."""
     optimizer.zero_grad(set_to_none=True)
@@ -293,12 +279,7 @@ def undo_partial_step(
         scaler._per_optimizer_states.clear()
 
 
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -344,10 +325,7 @@ def find_uncopyable(leaves: Iterable[Any], device: torch.device) -> str | None:
 def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
     """Take one eager step inside; afterwards the list holds the reasons against a capture."""
     before = torch.cuda.get_sync_debug_mode()
-    with (
-        warnings.catch_warnings(record=True) as caught,
-        host_changes(model, task) as reasons,
-    ):
+    with warnings.catch_warnings(record=True) as caught, host_changes(model, task) as reasons:
         # torch warns that it does not detect every synchronization
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("warn")
@@ -397,9 +375,7 @@ def _generators() -> dict[str, Any]:
 
 def _kept(model: nn.Module, task: object) -> Iterator[tuple[str, Any]]:
     """The attributes of modules and the task, by name."""
-    modules = {
-        name or type(model).__name__: module for name, module in model.named_modules()
-    }
+    modules = {name or type(model).__name__: module for name, module in model.named_modules()}
     for owner, holder in {type(task).__name__: task, **modules}.items():
         for name, value in vars(holder).items():
             if name not in _OF_TORCH:
@@ -427,10 +403,7 @@ def _attributes(model: nn.Module, task: object) -> dict[str, str]:
 def _tensors(model: nn.Module, task: object) -> dict[str, int]:
     """The addresses of buffers, and the ids of other tensors, except those with a graph: no later
     step reads them."""
-    buffers = {
-        f"the buffer {name}": buffer.data_ptr()
-        for name, buffer in model.named_buffers()
-    }
+    buffers = {f"the buffer {name}": buffer.data_ptr() for name, buffer in model.named_buffers()}
     attributes = {
         f"the tensor {name}": id(value)
         for name, value in _kept(model, task)
@@ -439,9 +412,7 @@ def _tensors(model: nn.Module, task: object) -> dict[str, int]:
     return {**buffers, **attributes}
 
 
-def _differences(
-    before: dict[str, Any], now: dict[str, Any]
-) -> Iterator[tuple[str, Any, Any]]:
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """The names whose values differ, and both values."""
     for name in before | now:
         if before.get(name) != now.get(name):

@@ -40,9 +40,7 @@ FEW_SAMPLES = 8
 COUNTED_SAMPLES = 2
 
 
-def warm_up(
-    job: Job, config: Config, *, note: Callable[[str], None]
-) -> ModelFlops | None:
+def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFlops | None:
     """Collective: forward passes on the next batch; a backward pass if the buckets need it, or if
     some parameters may be unused. `note` logs a message. Returns the model's
     FLOPs, if they could be counted."""
@@ -64,9 +62,7 @@ def warm_up(
     if isinstance(job.applied, DistributedDataParallel):
         # With a static graph DDP records the graph in its first backward pass, which must not be
         # under no_sync, and builds the buckets in the second. PowerSGD's state belongs to buckets.
-        has_order = (
-            job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER or job.comm is not None
-        )
+        has_order = job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER or job.comm is not None
         num_passes = 2 if config.dist.static_graph else int(has_order)
     for _ in range(num_passes):
         job.heartbeat.mark(Phase.START)
@@ -78,9 +74,7 @@ def warm_up(
     return flops
 
 
-def check_unused(
-    job: Job, config: Config, *, uses_all: bool, note: Callable[[str], None]
-) -> None:
+def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[str], None]) -> None:
     """Collective: stop a run whose ranks would wait for gradients that no rank, or not every rank,
     computes, and name the parameters. `uses_all`: a pass on every rank has shown that there are
     none.
@@ -99,9 +93,7 @@ def check_unused(
         unused = without_gradient(job, task, job.loader.preview())
     what = _differing_use(job, unused)
     if what is None and unused:
-        what = (
-            f"the loss does not use these parameters: {join_names(unused, most=NAMED)}"
-        )
+        what = f"the loss does not use these parameters: {join_names(unused, most=NAMED)}"
     if what is None:
         return
     if job.ddp.world_size > 1:
@@ -112,9 +104,7 @@ def check_unused(
 def trains_with_ddp(dist: DistConfig) -> bool:
     """Whether several ranks would; the same on all ranks, also where one is a node, and so a
     replica, of its own."""
-    return dist.mode in ("ddp", "auto") and (
-        dist.sync == "step" or dist.sync_within == "node"
-    )
+    return dist.mode in ("ddp", "auto") and (dist.sync == "step" or dist.sync_within == "node")
 
 
 def without_gradient(job: Job, task: Task, batch: Any) -> list[str]:
@@ -151,9 +141,7 @@ def dry_run(job: Job) -> Iterator[Task]:
     rng = capture_rng(job.ddp.device)
     buffers = LiveBuffers(job.model)
     before = buffers.keep()
-    attributes = [
-        (holder, dict(vars(holder))) for holder in (job.task, *job.model.modules())
-    ]
+    attributes = [(holder, dict(vars(holder))) for holder in (job.task, *job.model.modules())]
     try:
         # Attributes that its loss sets, to count calls for example, are set on the copy.
         with nullcontext() if job.comm is None else job.comm.paused():
@@ -175,11 +163,7 @@ def _num_rows(batch: Any) -> int:
 
 def _cut(batch: Any, size: int) -> Any:
     """A copy, which a loss may change."""
-    return (
-        pytree.tree_map_only(Tensor, lambda leaf: leaf[:size].clone(), batch)
-        if size
-        else None
-    )
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf[:size].clone(), batch) if size else None
 
 
 def count_few_samples(job: Job, few: Any, size: int) -> tuple[ModelFlops | None, bool]:
@@ -202,9 +186,7 @@ def count_few_samples(job: Job, few: Any, size: int) -> tuple[ModelFlops | None,
 
 def _count(job: Job, batch: Any, size: int) -> tuple[ModelFlops | None, bool]:
     """The same for this rank, which may fail."""
-    unreached = {
-        id(parameter) for parameter in job.model.parameters() if parameter.requires_grad
-    }
+    unreached = {id(parameter) for parameter in job.model.parameters() if parameter.requires_grad}
     with dry_run(job) as task:
         for module in job.model.modules():
             # a collective, and some ranks may fail before
@@ -227,9 +209,7 @@ def _count(job: Job, batch: Any, size: int) -> tuple[ModelFlops | None, bool]:
     return flops, not unreached
 
 
-def warm_up_shards(
-    job: Job, dist: DistConfig, *, note: Callable[[str], None]
-) -> ModelFlops | None:
+def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -> ModelFlops | None:
     """Collective: a forward and a backward pass of a sharded model on the next micro-batch, as in
     the first step. Returns its FLOPs. Ranks that use different parameters would reduce gradients of
     different sizes, so they stop between the two passes."""
@@ -240,18 +220,12 @@ def warm_up_shards(
     with dry_run(job) as task:
 
         def compute_loss() -> Tensor:
-            with (
-                job.autocast,
-                sharded.use.compared(job.ddp.host),
-                _gathered(job.model) as gathered,
-            ):
+            with job.autocast, sharded.use.compared(job.ddp.host), _gathered(job.model) as gathered:
                 total: Tensor = job.applied(loss_function(task), batch).total
 
             if not dist.find_unused_parameters:
                 reached = _reached(total)
-                unused = [
-                    name for name in gathered if id(gathered[name]) not in reached
-                ]
+                unused = [name for name in gathered if id(gathered[name]) not in reached]
                 what = _differing_use(job, sorted(unused))
                 if what is not None:
                     raise UsageError(what, next_step=unused_advice())
@@ -321,9 +295,7 @@ def check_few_samples(job: Job, once: Any, size: int) -> None:
 
     twice = pytree.tree_map_only(Tensor, lambda leaf: torch.cat([leaf, leaf]), once)
     second = _try_loss(job, twice)
-    if second is not None and is_a_mean(
-        _numbers(first, size), _numbers(second, 2 * size)
-    ):
+    if second is not None and is_a_mean(_numbers(first, size), _numbers(second, 2 * size)):
         name = type(job.task).__name__
         raise UsageError(
             f"{name}.loss() returns a mean, but Loss takes a sum: {first.total.item():.4g} for {size} samples, and "
@@ -337,11 +309,7 @@ def _try_loss(job: Job, batch: Any) -> LossParts | None:
     """The loss, with a new copy of the task and the same random numbers each time. None: it failed;
     a real error is raised by the first step too."""
     try:
-        compared = (
-            nullcontext()
-            if job.sharded is None
-            else job.sharded.use.compared(job.ddp.host)
-        )
+        compared = nullcontext() if job.sharded is None else job.sharded.use.compared(job.ddp.host)
         with dry_run(job) as task, job.autocast, compared:
             job.model.eval()  # `dry_run` restores the modes
             task.training = False
@@ -355,9 +323,7 @@ def _try_loss(job: Job, batch: Any) -> LossParts | None:
 
 def _numbers(loss: LossParts, size: int) -> tuple[float, float]:
     """Total and weight."""
-    return float(loss.total.detach()), float(
-        size if loss.weight is None else loss.weight
-    )
+    return float(loss.total.detach()), float(size if loss.weight is None else loss.weight)
 
 
 def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:

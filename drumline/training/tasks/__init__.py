@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from drumline.training.tasks.base import Loss, Task
-from drumline.training.tasks.built_in import (
-    ImageClassification,
-    LanguageModel,
-    load_task,
-)
+from drumline.training.tasks.built_in import ImageClassification, LanguageModel, load_task
 
 __all__ = ["ImageClassification", "LanguageModel", "Loss", "Task", "load_task"]

@@ -158,9 +158,7 @@ class Task:
         `self.model()` is not. The engine also calls it a few times before the first step, to check
         it. Leave numbers on the device: `.item()` and `print` make every step wait for it.
         """
-        self._must_define(
-            "loss", "return drumline.Loss(the sum of the loss over the batch)"
-        )
+        self._must_define("loss", "return drumline.Loss(the sum of the loss over the batch)")
 
     def metrics(self) -> Mapping[str, Metric]:
         """Metrics of evaluations that are no sums, by name: torchmetrics' own, or any `Metric`.
@@ -190,8 +188,7 @@ class Task:
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         if not isinstance(inputs, Tensor):
             self._must_define(
-                "predict",
-                f"return what the model predicts for a {type(inputs).__name__}",
+                "predict", f"return what the model predicts for a {type(inputs).__name__}"
             )
         return model(inputs)
 
@@ -232,8 +229,7 @@ class Task:
     def _must_define(self, method: str, job: str) -> NoReturn:
         name = type(self).__name__
         raise UsageError(
-            f"{name} does not define {method}()",
-            next_step=f"add {method}() to {name}: {job}",
+            f"{name} does not define {method}()", next_step=f"add {method}() to {name}: {job}"
         )
 
 

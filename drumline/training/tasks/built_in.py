@@ -102,9 +102,7 @@ class GPT(nn.Module):
             self.token_embedding(tokens) + self.position_embedding.weight[:length]
         )
         policy = self.training and self.activation_checkpointing
-        hidden = _apply_blocks(
-            self.blocks, hidden, policy, draws_random=self.dropout.p > 0
-        )
+        hidden = _apply_blocks(self.blocks, hidden, policy, draws_random=self.dropout.p > 0)
         # The output layer is the embedding itself: fewer parameters, and no tensor twice in the
         # state dict.
         return functional.linear(self.norm(hidden), self.token_embedding.weight)
@@ -113,9 +111,7 @@ class GPT(nn.Module):
 class NormalLinear(nn.Linear):
     """A linear layer without a bias, whose weights begin with this standard deviation."""
 
-    def __init__(
-        self, in_features: int, out_features: int, *, std: float = STD
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, *, std: float = STD) -> None:
         super().__init__(in_features, out_features, bias=False)
         self.std = std
 
@@ -155,9 +151,7 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden)))
         # The tanh form, as in GPT-2; on a CPU it is also twice as fast.
-        expanded = functional.gelu(
-            self.mlp_in(self.mlp_norm(hidden)), approximate="tanh"
-        )
+        expanded = functional.gelu(self.mlp_in(self.mlp_norm(hidden)), approximate="tanh")
         outputs: Tensor = hidden + self.dropout(self.mlp_out(expanded))
         return outputs
 
@@ -182,9 +176,7 @@ class CausalAttention(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         batch, length, width = hidden.shape
         # [N, T, 3 W] -> three of [N, heads, T, W / heads]
-        split = self.query_key_value(hidden).view(
-            batch, length, 3, self.heads, width // self.heads
-        )
+        split = self.query_key_value(hidden).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind()
         mixed = functional.scaled_dot_product_attention(
             query,
@@ -221,9 +213,7 @@ class MiniResNet(nn.Module):
         for stage, width in enumerate(widths):
             for index in range(blocks):
                 self.blocks.append(
-                    BasicBlock(
-                        channels, width, stride=2 if stage > 0 and index == 0 else 1
-                    )
+                    BasicBlock(channels, width, stride=2 if stage > 0 and index == 0 else 1)
                 )
                 channels = width
         self.dropout = nn.Dropout(dropout)
@@ -256,9 +246,7 @@ class BasicBlock(nn.Module):
         self.second_norm = nn.BatchNorm2d(channels)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != channels:
-            projection = nn.Conv2d(
-                in_channels, channels, kernel_size=1, stride=stride, bias=False
-            )
+            projection = nn.Conv2d(in_channels, channels, kernel_size=1, stride=stride, bias=False)
             self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(channels))
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -281,9 +269,7 @@ def _apply_blocks(
 
 def _convolution(in_channels: int, channels: int, *, stride: int = 1) -> nn.Conv2d:
     # No bias: the BatchNorm that follows would cancel it.
-    return nn.Conv2d(
-        in_channels, channels, kernel_size=3, stride=stride, padding=1, bias=False
-    )
+    return nn.Conv2d(in_channels, channels, kernel_size=3, stride=stride, padding=1, bias=False)
 
 
 def _initialise(module: nn.Module) -> None:
@@ -333,9 +319,7 @@ def build_model(
     override both.
     """
     builder = find_named("model", name, _builders)
-    model = build_accepted(
-        builder, {**settings, **facts}, options=options, what=f"model {name!r}"
-    )
+    model = build_accepted(builder, {**settings, **facts}, options=options, what=f"model {name!r}")
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"model {name!r} is a {type(model).__name__}, not a torch.nn.Module",
@@ -409,9 +393,7 @@ class LanguageModel(ConfiguredTask):
         # Every sample has the same number of tokens, so a sample's loss is the mean over its tokens
         # and all samples weigh the same: without a weight there is no collective in every step to
         # add weights up over the ranks.
-        total = functional.cross_entropy(
-            scores.flatten(0, 1), following.flatten(), reduction="sum"
-        )
+        total = functional.cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum")
         return Loss(total / following.shape[1])
 
     def num_tokens(self, batch: tuple[Tensor, Tensor]) -> int:
@@ -486,8 +468,7 @@ def load_task(spec: str) -> type[Task]:
     task: type[Any] = find_named("task", spec, BUILT_IN)
     if not issubclass(task, Task):
         raise UsageError(
-            f"{spec} is not a Task",
-            next_step=f"write `class {task.__name__}(drumline.Task)`",
+            f"{spec} is not a Task", next_step=f"write `class {task.__name__}(drumline.Task)`"
         )
     check_constructor(task)
     return task
@@ -512,13 +493,9 @@ def uncalled_methods(task: type[Task]) -> Iterator[str]:
     itself."""
     methods: dict[str, Any] = {}
     for task_class in reversed(task.__mro__):
-        if issubclass(task_class, Task) and not task_class.__module__.startswith(
-            "drumline."
-        ):
+        if issubclass(task_class, Task) and not task_class.__module__.startswith("drumline."):
             for name, value in vars(task_class).items():
-                if callable(value) or isinstance(
-                    value, staticmethod | classmethod | property
-                ):
+                if callable(value) or isinstance(value, staticmethod | classmethod | property):
                     methods[name] = value
 
     names_in = {
@@ -526,26 +503,18 @@ def uncalled_methods(task: type[Task]) -> Iterator[str]:
         for name, method in methods.items()
         if isinstance(method, FunctionType)
     }
-    table = (
-        Path(__file__).with_name("uncalled_methods.toml").read_text(encoding="utf-8")
-    )
+    table = Path(__file__).with_name("uncalled_methods.toml").read_text(encoding="utf-8")
     instead_of = tomllib.loads(table)
     for name in methods:
         uses = [use for names, use in instead_of.items() if re.fullmatch(names, name)]
-        is_called = any(
-            name in names_in[caller] for caller in names_in if caller != name
-        )
+        is_called = any(name in names_in[caller] for caller in names_in if caller != name)
         if uses and not is_called:
             yield f"{task.__name__}.{name}() is never called: {uses[0]}"
 
 
 def _names_in(code: CodeType) -> set[str]:
     """Every name that a function uses, including functions inside it."""
-    inner = [
-        _names_in(constant)
-        for constant in code.co_consts
-        if isinstance(constant, CodeType)
-    ]
+    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*inner)
 
 
@@ -558,9 +527,7 @@ def unused_settings(task: type[Task], config: Config) -> frozenset[str]:
 
     def is_unused(path: str) -> bool:
         field = FIELDS[path]
-        is_default = (
-            attrgetter(path)(config) == field.default and path not in task.defaults
-        )
+        is_default = attrgetter(path)(config) == field.default and path not in task.defaults
         return field.scope.of_built_ins and is_default
 
     return frozenset(filter(is_unused, FIELDS))

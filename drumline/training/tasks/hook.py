@@ -52,9 +52,7 @@ class Run:
     _optimizer: Optimizer | None = field(repr=False)
     _report: Callable[..., None] | None = field(repr=False)
     """None where nothing is written, as in `drumline evaluate`."""
-    _autocast: AbstractContextManager[object] = field(
-        default_factory=nullcontext, repr=False
-    )
+    _autocast: AbstractContextManager[object] = field(default_factory=nullcontext, repr=False)
     """That of the run's forward passes (`--train.precision`)."""
     _shared_weights: Callable[[], AbstractContextManager[object]] = field(
         default=nullcontext, repr=False

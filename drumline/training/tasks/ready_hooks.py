@@ -62,9 +62,7 @@ class EMA(Hook):
                 next_step="start a new run with --fresh, or take EMA out of hooks() for this one",
             )
         self.average = {
-            name: torch.empty_like(tensor, dtype=_average_type(tensor)).copy_(
-                before[name]
-            )
+            name: torch.empty_like(tensor, dtype=_average_type(tensor)).copy_(before[name])
             for name, tensor in now.items()
         }
 
@@ -169,11 +167,7 @@ class EarlyStopping(Hook):
     def after_evaluation(self, run: Run) -> None:
         value = run.metrics.get(self._metric)
         if not isinstance(value, int | float):
-            numbers = [
-                name
-                for name in run.metrics
-                if isinstance(run.metrics[name], int | float)
-            ]
+            numbers = [name for name in run.metrics if isinstance(run.metrics[name], int | float)]
             raise UsageError(
                 f"the evaluation does not report {self._metric!r}: {did_you_mean(self._metric, numbers)}",
                 next_step="give EarlyStopping a metric of the evaluation",
@@ -304,9 +298,7 @@ class LogSamples(Hook):
             self._log(run)
 
     def _log(self, run: Run) -> None:
-        batch = pytree.tree_map_only(
-            Tensor, lambda tensor: tensor.to(run.device), self._batch
-        )
+        batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(run.device), self._batch)
         with (
             evaluation_mode(run.task, run.model),
             keeping_rng(run.device),

@@ -42,9 +42,7 @@ _FORK_S = 30.0
 _MAX_PLACES = 4
 _STACK = "its stack is in the diagnosis file"
 # With {0}: the process, {1}: its host.
-_CONTINUE_IT = (
-    "find out who stopped it; kill -CONT {0} on {1} resumes it, if it still runs"
-)
+_CONTINUE_IT = "find out who stopped it; kill -CONT {0} on {1} resumes it, if it still runs"
 _LEAVE_DEBUGGER = "continue process {0} on {1} in the debugger, or detach"
 _STUCK_IN_FORK = (
     "use Python 3.12 or newer (in 3.11 a thread of torch can block a fork), or ddp.loader, which forks such a worker "
@@ -58,11 +56,7 @@ _WORKER_STATES = {
     "X": (Cause.DATASET, "has exited", _CHECK_KERNEL),
     "Z": (Cause.DATASET, "has exited", _CHECK_KERNEL),
     "t": (Cause.DEBUGGED, "is being debugged", _LEAVE_DEBUGGER),
-    "D": (
-        Cause.STORAGE,
-        "waits for storage",
-        "check the file systems of {1} (df, dmesg)",
-    ),
+    "D": (Cause.STORAGE, "waits for storage", "check the file systems of {1} (df, dmesg)"),
 }
 
 
@@ -76,14 +70,10 @@ def find_stopped(evidence: Evidence) -> Diagnosis | None:
     what = f"{name(first)} is stopped by a signal, {evidence.where(first)}"
     other_stopped = [rank for rank in stopped if rank is not first]
     if other_stopped:
-        what += (
-            f"; so {'is' if len(other_stopped) == 1 else 'are'} {names(other_stopped)}"
-        )
+        what += f"; so {'is' if len(other_stopped) == 1 else 'are'} {names(other_stopped)}"
     what += evidence.blocked_ranks(stopped)
     pids = " ".join(str(rank.pid) for rank in stopped if rank.host == first.host)
-    is_whole_job = all(
-        rank.state == "T" or has_exited(rank) for rank in evidence.cluster.ranks
-    )
+    is_whole_job = all(rank.state == "T" or has_exited(rank) for rank in evidence.cluster.ranks)
     is_certain = first.state_s >= CERTAINLY_STOPPED_S and not is_whole_job
     next_step = _CONTINUE_IT.format(pids, first.host)
 
@@ -99,20 +89,14 @@ def find_stopped(evidence: Evidence) -> Diagnosis | None:
 
 def find_debugged(evidence: Evidence) -> Diagnosis | None:
     """A rank in state t, or at a breakpoint."""
-    held = [
-        rank
-        for rank in evidence.ranks
-        if rank.state == "t" or is_at_breakpoint(rank.stack)
-    ]
+    held = [rank for rank in evidence.ranks if rank.state == "t" or is_at_breakpoint(rank.stack)]
     if not held:
         return None
     first = max(held, key=lambda rank: (rank.state_s, -rank.rank))
     what = f"{name(first)} is held by a debugger, {evidence.where(first)}{evidence.blocked_ranks(held)}"
     next_step = _LEAVE_DEBUGGER.format(first.pid, first.host)
 
-    return evidence.diagnosis(
-        first, Cause.DEBUGGED, what, next_step, since_s=first.state_s
-    )
+    return evidence.diagnosis(first, Cause.DEBUGGED, what, next_step, since_s=first.state_s)
 
 
 def find_blocked(evidence: Evidence) -> Diagnosis | None:
@@ -120,8 +104,7 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
     progress."""
     idle = [rank for rank in evidence.in_loop if rank.rank not in evidence.blocked]
     suspects = sorted(
-        evidence.behind or idle,
-        key=lambda rank: (-_weight(rank), -rank.still_s, rank.rank),
+        evidence.behind or idle, key=lambda rank: (-_weight(rank), -rank.still_s, rank.rank)
     )
     if not suspects:
         return None
@@ -172,9 +155,7 @@ def find_unknown(evidence: Evidence) -> Diagnosis | None:
     for rank in ranks:
         ranks_by_place.setdefault(_place(rank), []).append(rank)
     places = sorted(ranks_by_place, key=lambda place: -len(ranks_by_place[place]))
-    shown = "; ".join(
-        f"{names(ranks_by_place[place])} {place}" for place in places[:_MAX_PLACES]
-    )
+    shown = "; ".join(f"{names(ranks_by_place[place])} {place}" for place in places[:_MAX_PLACES])
     num_elsewhere = sum(len(ranks_by_place[place]) for place in places[_MAX_PLACES:])
     if num_elsewhere:
         shown += f"; {plural(num_elsewhere, 'rank')} elsewhere"
@@ -182,9 +163,7 @@ def find_unknown(evidence: Evidence) -> Diagnosis | None:
     what = f"no progress {evidence.since(first)}, and no rank stands out: {shown}"
     next_step = "read the stacks in the diagnosis file; if all are in one collective, test the network: drumline doctor"
     since_s = min(rank.still_s for rank in ranks)
-    diagnosis = evidence.diagnosis(
-        first, Cause.UNKNOWN, what, next_step, since_s=since_s
-    )
+    diagnosis = evidence.diagnosis(first, Cause.UNKNOWN, what, next_step, since_s=since_s)
     number = None if len(ranks) > 1 else first.rank
 
     return replace(diagnosis, rank=number, num_blocked=len(evidence.blocked))
@@ -227,7 +206,9 @@ def _storage_wait(evidence: Evidence, rank: RankState) -> Explanation:
 def _compilation(evidence: Evidence, rank: RankState) -> Explanation:
     at_step = f", at step {rank.step}" if evidence.has_steps else ""
     text = f"has been {PHASES[rank.phase]} for {duration(rank.still_s)}{at_step}"
-    next_step = "wait: a large model may take minutes; TORCH_LOGS=dynamo,inductor shows what torch compiles"
+    next_step = (
+        "wait: a large model may take minutes; TORCH_LOGS=dynamo,inductor shows what torch compiles"
+    )
 
     return Explanation(Cause.COMPILING, text, next_step)
 
@@ -236,8 +217,12 @@ def _held_gil(evidence: Evidence, rank: RankState) -> Explanation:
     """Its answering thread does not run: the main thread has not released the GIL."""
     frame = innermost(rank.stack)
     cores = f", using {cores_used(rank)}" if computes(rank) else ""
-    text = f"holds the GIL{_at(frame)}, {evidence.where(rank)}{cores}: a call into C does not return"
-    next_step = f"check what {frame or 'it'} calls; a C extension should release the GIL before it blocks"
+    text = (
+        f"holds the GIL{_at(frame)}, {evidence.where(rank)}{cores}: a call into C does not return"
+    )
+    next_step = (
+        f"check what {frame or 'it'} calls; a C extension should release the GIL before it blocks"
+    )
 
     return Explanation(Cause.GIL, text, next_step)
 
@@ -254,9 +239,7 @@ def _data_loading(evidence: Evidence, rank: RankState) -> Explanation:
         next_step = _CHECK_WAIT.format(frame or "its dataset")
         explanation = Explanation(Cause.DATASET, why, next_step)
 
-    text = (
-        f"has been {evidence.where(rank, Phase.DATA)}{_in_brackets(explanation.text)}"
-    )
+    text = f"has been {evidence.where(rank, Phase.DATA)}{_in_brackets(explanation.text)}"
 
     return replace(explanation, text=text)
 
@@ -273,9 +256,7 @@ def _explain_worker(worker: WorkerState, host: str) -> Explanation:
         state = "is stuck in fork"
         next_step = _STUCK_IN_FORK.format(worker.pid, host)
     else:
-        work = (
-            f"computes with {cores_used(worker)}" if computes(worker) else "is blocked"
-        )
+        work = f"computes with {cores_used(worker)}" if computes(worker) else "is blocked"
         state = f"{work}{_at(frame)}"
         next_step = _CHECK_WAIT.format(frame)
 
@@ -297,17 +278,13 @@ def _worst_worker(rank: RankState) -> WorkerState | None:
             return worker
 
     at_work = [
-        worker
-        for worker in rank.workers
-        if worker.stack and not is_idle_worker(worker.stack)
+        worker for worker in rank.workers if worker.stack and not is_idle_worker(worker.stack)
     ]
 
     return max(at_work, key=lambda worker: (-worker.cpu, -worker.number), default=None)
 
 
-def _code_outside_collectives(
-    evidence: Evidence, rank: RankState
-) -> Explanation | None:
+def _code_outside_collectives(evidence: Evidence, rank: RankState) -> Explanation | None:
     """In user code, or in a library, instead of the collective that others are in."""
     frame = innermost(rank.stack)
     if is_busy(rank):
@@ -317,25 +294,19 @@ def _code_outside_collectives(
         next_step = f"wait, or raise watch.hang_s if it often takes so long; {_STACK}"
         return Explanation(Cause.SLOW, text, next_step)
 
-    if users_frame(rank.stack) or rank.phase in (
-        Phase.FORWARD,
-        Phase.OPTIMIZER,
-        Phase.USER,
-    ):
-        where = evidence.where(
-            rank, Phase.USER if rank.phase is Phase.START else rank.phase
-        )
+    if users_frame(rank.stack) or rank.phase in (Phase.FORWARD, Phase.OPTIMIZER, Phase.USER):
+        where = evidence.where(rank, Phase.USER if rank.phase is Phase.START else rank.phase)
         text = f"has been {where}{_in_brackets(frame)}, without using the CPU"
-        return Explanation(
-            Cause.USER_CODE, text, f"check what {frame or 'it'} waits for; {_STACK}"
-        )
+        return Explanation(Cause.USER_CODE, text, f"check what {frame or 'it'} waits for; {_STACK}")
 
     missed = next(filter(None, evidence.blocked.values()), None)
     if missed is None:
         return None
     place = f"at {frame}, " if frame else ""
     text = f"did not enter {collective_name(missed, with_sizes=True)}: it has been {place}{evidence.where(rank)}"
-    next_step = f"check why it is not in that collective: often an `if` that differs across ranks; {_STACK}"
+    next_step = (
+        f"check why it is not in that collective: often an `if` that differs across ranks; {_STACK}"
+    )
 
     return Explanation(Cause.NOT_ENTERED, text, next_step)
 

@@ -78,7 +78,9 @@ class Diagnosis:
     # whether it is a host that is only unreachable: TCP survives a cut
     may_return: bool = False
     num_blocked: int = 0  # how many ranks are blocked in a collective
-    is_ranks_error: bool = False  # whether it repeats the error of that rank, which reports it with its traceback
+    is_ranks_error: bool = (
+        False  # whether it repeats the error of that rank, which reports it with its traceback
+    )
 
     def sentence(self, alarm: str) -> str:
         """The line that people read."""

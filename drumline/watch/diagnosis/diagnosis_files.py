@@ -21,12 +21,7 @@ from drumline.base.untrusted import (
     replace_text,
 )
 from drumline.watch.cluster_state import ClusterState, Collective, LostNode, RankState
-from drumline.watch.diagnosis.diagnosis import (
-    Diagnosis,
-    RaisedAlarm,
-    collective_name,
-    names,
-)
+from drumline.watch.diagnosis.diagnosis import Diagnosis, RaisedAlarm, collective_name, names
 from drumline.watch.diagnosis.evidence import Evidence, pending
 
 _NAME = re.compile(r"(\d{4,})-[a-z_]+\.(json|txt)")
@@ -126,9 +121,7 @@ def diagnosis_text(raised: RaisedAlarm, cluster: ClusterState, *, unix_s: float)
         [f"{when}. Action: {_ACTIONS.get(raised.action, raised.action)}."],
         _table(raised.diagnosis, cluster),
         list(_remarks(cluster)),
-        *_sections(
-            "Stacks, the innermost call first", _stacks(raised.diagnosis, cluster)
-        ),
+        *_sections("Stacks, the innermost call first", _stacks(raised.diagnosis, cluster)),
         *_sections("Last collectives, the newest last", _collectives(cluster)),
     ]
     return "\n\n".join("\n".join(map(one_line, part)) for part in parts if part) + "\n"
@@ -138,8 +131,7 @@ def _table(diagnosis: Diagnosis, cluster: ClusterState) -> list[str]:
     """One row for each rank; those that the diagnosis names are marked."""
     has_steps = Evidence(cluster).has_steps
     return columns(
-        [_HEADINGS, *(_row(diagnosis, rank, has_steps) for rank in cluster.ranks)],
-        right=_RIGHT,
+        [_HEADINGS, *(_row(diagnosis, rank, has_steps) for rank in cluster.ranks)], right=_RIGHT
     )
 
 
@@ -149,11 +141,7 @@ def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, .
 
     state = _STATES.get(rank.state, rank.state)
     if rank.exit is not None:
-        state = (
-            f"killed: {signal_name(-rank.exit)}"
-            if rank.exit < 0
-            else f"exited: {rank.exit}"
-        )
+        state = f"killed: {signal_name(-rank.exit)}" if rank.exit < 0 else f"exited: {rank.exit}"
     where = f"after #{rank.collective}" if rank.collective else "-"
     if (blocked_in := pending(rank)) is not None:
         where = f"in {collective_name(blocked_in)}"
@@ -200,13 +188,9 @@ def _how(lost: LostNode) -> str:
     return f" ({lost.how})" if lost.how else ""
 
 
-def _stacks(
-    diagnosis: Diagnosis, cluster: ClusterState
-) -> Iterator[tuple[str, Sequence[str]]]:
+def _stacks(diagnosis: Diagnosis, cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
     """The stack of the named rank first, then the others, then their workers."""
-    ranks = sorted(
-        cluster.ranks, key=lambda rank: (rank.rank != diagnosis.rank, rank.rank)
-    )
+    ranks = sorted(cluster.ranks, key=lambda rank: (rank.rank != diagnosis.rank, rank.rank))
     for stack, holders in _equal((rank.stack, rank) for rank in ranks):
         process = f" (process {holders[0].pid})" if len(holders) == 1 else ""
         yield f"{names(holders)}{process}", stack
@@ -214,17 +198,13 @@ def _stacks(
     for rank in ranks:
         for worker in rank.workers:
             process = f"process {worker.pid}, {_STATES.get(worker.state, worker.state)}"
-            head = (
-                f"worker {worker.number} of rank {rank.rank} on {rank.host} ({process})"
-            )
+            head = f"worker {worker.number} of rank {rank.rank} on {rank.host} ({process})"
             yield head, worker.stack or ("no stack",)
 
 
 def _collectives(cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
     """The latest collectives, once for all ranks that have the same ones."""
-    lines_by_rank = (
-        (tuple(map(_line, rank.collectives)), rank) for rank in cluster.ranks
-    )
+    lines_by_rank = ((tuple(map(_line, rank.collectives)), rank) for rank in cluster.ranks)
     for lines, ranks in _equal(lines_by_rank):
         yield names(ranks), lines
 
@@ -250,11 +230,7 @@ def _equal(
     return ((key, ranks) for key, ranks in groups.items() if key)
 
 
-def _sections(
-    title: str, entries: Iterable[tuple[str, Sequence[str]]]
-) -> list[list[str]]:
+def _sections(title: str, entries: Iterable[tuple[str, Sequence[str]]]) -> list[list[str]]:
     """Entries under a title, each with its indented lines; empty without entries."""
-    sections = [
-        [f"{head}:", *(f"  {line}" for line in lines)] for head, lines in entries
-    ]
+    sections = [[f"{head}:", *(f"  {line}" for line in lines)] for head, lines in entries]
     return [[title, "-" * len(title)], *sections] if sections else []

@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from drumline.base.text import duration, plural
-from drumline.watch.cluster_state import (
-    ClusterState,
-    Collective,
-    RankState,
-    WorkerState,
-)
+from drumline.watch.cluster_state import ClusterState, Collective, RankState, WorkerState
 from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis, collective_name
 from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading
 from drumline.watch.failure_kind import FailureKind
@@ -49,10 +44,7 @@ class Evidence:
     def ranks(self) -> list[RankState]:
         lost = {node.node for node in self.cluster.lost}
         ranks = (
-            rank
-            for node in self.cluster.nodes
-            if node.node not in lost
-            for rank in node.ranks
+            rank for node in self.cluster.nodes if node.node not in lost for rank in node.ranks
         )
         return sorted(ranks, key=lambda rank: rank.rank)
 
@@ -60,11 +52,7 @@ class Evidence:
     def in_loop(self) -> list[RankState]:
         """The ranks that run, and have neither left the loop nor failed."""
         out = (*OUT_OF_LOOP, Phase.FAILED)
-        return [
-            rank
-            for rank in self.ranks
-            if not has_exited(rank) and rank.phase not in out
-        ]
+        return [rank for rank in self.ranks if not has_exited(rank) and rank.phase not in out]
 
     @cached_property
     def has_steps(self) -> bool:
@@ -108,9 +96,7 @@ class Evidence:
             if rank.phase in _ORDER
         }
         furthest = max(points.values(), default=None)
-        late = [
-            rank for rank in self.in_loop if points.get(rank.rank, furthest) != furthest
-        ]
+        late = [rank for rank in self.in_loop if points.get(rank.rank, furthest) != furthest]
         newest = max((rank.collective for rank in self.in_loop), default=0)
 
         return late or [rank for rank in self.in_loop if rank.collective < newest]
@@ -151,11 +137,7 @@ class Evidence:
 
     def since(self, rank: RankState) -> str:
         """`since step 812`; if no steps are counted, `for 12 s`."""
-        return (
-            f"since step {rank.step}"
-            if self.has_steps
-            else f"for {duration(rank.still_s)}"
-        )
+        return f"since step {rank.step}" if self.has_steps else f"for {duration(rank.still_s)}"
 
     def where(self, rank: RankState, phase: Phase | None = None) -> str:
         """`in forward since step 812`. `phase` defaults to the rank's own."""
@@ -172,31 +154,22 @@ class Evidence:
     def blocked_ranks(self, causes: Sequence[RankState] = ()) -> str:
         """`; 7 ranks are blocked in all_reduce #4410`, or nothing. Not counting `causes`."""
         named = {rank.rank for rank in causes}
-        blocked = [
-            collective for rank, collective in self.blocked.items() if rank not in named
-        ]
+        blocked = [collective for rank, collective in self.blocked.items() if rank not in named]
         if not blocked:
             return ""
-        ranks_are = (
-            f"; {plural(len(blocked), 'rank')} {'is' if len(blocked) == 1 else 'are'}"
-        )
-        counts = Counter(
-            collective_name(collective) for collective in filter(None, blocked)
-        )
+        ranks_are = f"; {plural(len(blocked), 'rank')} {'is' if len(blocked) == 1 else 'are'}"
+        counts = Counter(collective_name(collective) for collective in filter(None, blocked))
         if not counts:
             return f"{ranks_are} waiting for it"
         places = " and ".join(place for place, _ in counts.most_common(2))
 
-        return (
-            f"{ranks_are} blocked in {places}{' and others' if len(counts) > 2 else ''}"
-        )
+        return f"{ranks_are} blocked in {places}{' and others' if len(counts) > 2 else ''}"
 
 
 def _has_reached(rank: RankState, group: str, number: int) -> bool:
     """Whether it has entered this collective of the group, or a later one."""
     return any(
-        collective.group == group and collective.number >= number
-        for collective in rank.collectives
+        collective.group == group and collective.number >= number for collective in rank.collectives
     )
 
 
@@ -212,9 +185,7 @@ def has_ended(rank: RankState) -> bool:
 
 def is_done(rank: RankState) -> bool:
     """Whether it has left the loop without an error."""
-    return (
-        rank.phase in OUT_OF_LOOP if rank.exit is None else rank.exit in _ORDERLY_EXITS
-    )
+    return rank.phase in OUT_OF_LOOP if rank.exit is None else rank.exit in _ORDERLY_EXITS
 
 
 def has_left(rank: RankState) -> bool:
@@ -242,9 +213,7 @@ def cores_used(process: RankState | WorkerState) -> str:
 
 def pending(rank: RankState) -> Collective | None:
     """The oldest collective that it entered and that is not done."""
-    return next(
-        (collective for collective in rank.collectives if not collective.is_done), None
-    )
+    return next((collective for collective in rank.collectives if not collective.is_done), None)
 
 
 def is_blocked(rank: RankState) -> bool:

@@ -16,30 +16,17 @@ from drumline.watch.diagnosis.diagnosis import (
     name,
     names,
 )
-from drumline.watch.diagnosis.evidence import (
-    Evidence,
-    has_ended,
-    has_exited,
-    is_done,
-    pending,
-)
+from drumline.watch.diagnosis.evidence import Evidence, has_ended, has_exited, is_done, pending
 from drumline.watch.diagnosis.mismatch import find_left_early
 from drumline.watch.diagnosis.stack_frames import innermost, is_in_collective, operation
-from drumline.watch.diagnosis.unreachable import (
-    find_never_seen,
-    find_unreachable,
-    may_be_lost,
-)
+from drumline.watch.diagnosis.unreachable import find_never_seen, find_unreachable, may_be_lost
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 
 # A launcher sends these to the other ranks when one has exited, or to all when the user stops the
 # job.
 _REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_REQUESTED_EXITS = (
-    *(-number for number in _REQUESTS),
-    *(128 + number for number in _REQUESTS),
-)
+_REQUESTED_EXITS = (*(-number for number in _REQUESTS), *(128 + number for number in _REQUESTS))
 _WAIT_S = 2.5
 _MAX_WAIT_S = 4.5
 """It takes some seconds to know that a host is lost. After the longer one the diagnosis is made
@@ -54,14 +41,10 @@ _NEXT_STEPS = {
     FailureKind.OUT_OF_MEMORY: "lower the batch size, or accumulate over more micro-batches",
     FailureKind.WORKER_DIED: "check the kernel log (dmesg) for what killed the worker: often it is out of memory",
 }
-_CRASHED = (
-    "check the end of its log: a library crashed in it (a full /dev/shm gives SIGBUS)"
-)
+_CRASHED = "check the end of its log: a library crashed in it (a full /dev/shm gives SIGBUS)"
 _AFTER_SIGNAL: dict[int, str] = {
     signal.SIGABRT: "check the end of its log: a library aborted, as gloo does when ranks enter different collectives",
-    **dict.fromkeys(
-        (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE), _CRASHED
-    ),
+    **dict.fromkeys((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE), _CRASHED),
 }
 
 
@@ -90,9 +73,7 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
     first = _first(culprits)
     if _has_mismatch(first):
         # A rank that left the loop calls other collectives: then that is the cause.
-        mismatch = find_left_early(evidence) or _aborted_by_gloo(
-            evidence, first, culprits
-        )
+        mismatch = find_left_early(evidence) or _aborted_by_gloo(evidence, first, culprits)
         if mismatch is not None:
             return mismatch
 
@@ -129,19 +110,13 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
         return replace(diagnosis, is_certain=is_certain)
 
     lost = [
-        rank
-        for rank in ranks
-        if has_ended(rank) and not is_done(rank) and not _was_ended(rank)
+        rank for rank in ranks if has_ended(rank) and not is_done(rank) and not _was_ended(rank)
     ]
     if not lost:
         return None
     first = _first(lost)
     ago_s = _ago_s(first)
-    cause = (
-        Cause.MISMATCH
-        if first.failure_kind is FailureKind.MISMATCH
-        else Cause.EXCEPTION
-    )
+    cause = Cause.MISMATCH if first.failure_kind is FailureKind.MISMATCH else Cause.EXCEPTION
     place = evidence.place(first)
     error = f": {first.failure}" if first.failure else ""
     what = f"{name(first)} lost its connection to the other ranks{place}{error}; no rank was seen to fail before it"
@@ -157,9 +132,7 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
         since_s=ago_s,
     )
 
-    return replace(
-        diagnosis, is_ranks_error=cause is Cause.EXCEPTION and bool(first.failure)
-    )
+    return replace(diagnosis, is_ranks_error=cause is Cause.EXCEPTION and bool(first.failure))
 
 
 def _may_follow_a_lost_host(evidence: Evidence, ago_s: float) -> bool:
@@ -191,10 +164,7 @@ def _ago_s(rank: RankState) -> float:
     """How long ago it exited or failed."""
     if has_exited(rank):
         # It may have reported its error some time before it exited.
-        return max(
-            rank.state_s if rank.state in "XZ" else 0.0,
-            rank.age_s if rank.failure else 0.0,
-        )
+        return max(rank.state_s if rank.state in "XZ" else 0.0, rank.age_s if rank.failure else 0.0)
 
     return rank.age_s
 
@@ -220,8 +190,7 @@ def _diagnosis(evidence: Evidence, rank: RankState) -> Diagnosis:
     explanation = _explain(rank, evidence.place(rank))
     what = f"{name(rank)} {explanation.text}"
     num_disconnected = sum(
-        peer is not rank and peer.failure_kind is FailureKind.LOST_PEER
-        for peer in evidence.ranks
+        peer is not rank and peer.failure_kind is FailureKind.LOST_PEER for peer in evidence.ranks
     )
     if num_disconnected:
         what += f"; {plural(num_disconnected, 'rank')} lost the connection to it"
@@ -235,16 +204,12 @@ def _diagnosis(evidence: Evidence, rank: RankState) -> Diagnosis:
         since_s=_ago_s(rank),
     )
 
-    return replace(
-        diagnosis, is_ranks_error=cause is Cause.EXCEPTION and bool(rank.failure)
-    )
+    return replace(diagnosis, is_ranks_error=cause is Cause.EXCEPTION and bool(rank.failure))
 
 
 def _explain(rank: RankState, place: str) -> Explanation:
     """Why it exited. `place`: at which step and in which phase."""
-    after_error = _NEXT_STEPS.get(
-        rank.failure_kind, "read its traceback at the end of its log"
-    )
+    after_error = _NEXT_STEPS.get(rank.failure_kind, "read its traceback at the end of its log")
     if rank.memory:
         return Explanation(
             Cause.OUT_OF_MEMORY,
@@ -259,9 +224,7 @@ def _explain(rank: RankState, place: str) -> Explanation:
         return Explanation(Cause.ENDED, _own_kill(rank, place), next_step)
 
     if rank.failure:
-        return Explanation(
-            Cause.EXCEPTION, f"crashed{place}: {rank.failure}", after_error
-        )
+        return Explanation(Cause.EXCEPTION, f"crashed{place}: {rank.failure}", after_error)
 
     if rank.exit is None:
         return Explanation(
@@ -271,9 +234,7 @@ def _explain(rank: RankState, place: str) -> Explanation:
         )
 
     if rank.exit >= 0:
-        return Explanation(
-            Cause.EXCEPTION, f"exited with code {rank.exit}{place}", after_error
-        )
+        return Explanation(Cause.EXCEPTION, f"exited with code {rank.exit}{place}", after_error)
     sender = f"find out who sent it: an operator, a batch system, or the kernel's OOM killer (dmesg on {rank.host})"
 
     return Explanation(
@@ -310,7 +271,9 @@ def _aborted_by_gloo(
     # Ranks that received too much are aborted; if that is most of them, the one that sent it is
     # left.
     odd = intact if 0 < len(intact) < len(aborted) else aborted
-    what = f"{names(odd)} entered a different collective than the others, or one with a different size"
+    what = (
+        f"{names(odd)} entered a different collective than the others, or one with a different size"
+    )
     place = evidence.place(odd[0])
     if place:
         what += f",{place}"
@@ -347,8 +310,6 @@ def _entered(ranks: list[RankState]) -> str:
     stack."""
     for rank in ranks:
         if rank.collectives:
-            return collective_name(
-                pending(rank) or rank.collectives[-1], with_sizes=True
-            )
+            return collective_name(pending(rank) or rank.collectives[-1], with_sizes=True)
 
     return next((called for rank in ranks if (called := operation(rank.stack))), "")

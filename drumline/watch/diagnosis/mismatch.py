@@ -10,13 +10,7 @@ from dataclasses import dataclass, replace
 
 from drumline.base.text import duration
 from drumline.watch.cluster_state import Collective, RankState
-from drumline.watch.diagnosis.diagnosis import (
-    Cause,
-    Diagnosis,
-    collective_name,
-    name,
-    names,
-)
+from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, name, names
 from drumline.watch.diagnosis.evidence import (
     OUT_OF_LOOP,
     Evidence,
@@ -82,18 +76,14 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
     frame = users_frame(culprit.stack)
     place = f" ({frame})" if frame and is_known else ""
     shown = "; ".join(_side_texts(sides, deviating, is_known=is_known))
-    what = (
-        f"ranks are in different collectives{evidence.place(culprit)}{place}: {shown}"
-    )
+    what = f"ranks are in different collectives{evidence.place(culprit)}{place}: {shown}"
     next_step = (
         "make every rank call the same collectives in the same order with the same shapes (look for one behind "
         "`if rank == ...`, and for batches of different length)"
     )
     # A `break` in a user's own loop is not visible in a heartbeat: it may be the end of an epoch.
     if is_known and deviating.collective.op.endswith("barrier"):
-        next_step = (
-            f"check whether it left the loop before the others; if not, {next_step}"
-        )
+        next_step = f"check whether it left the loop before the others; if not, {next_step}"
     since_s = min(rank.age_s for rank in deviating.ranks)
     diagnosis = evidence.diagnosis(
         culprit,
@@ -143,8 +133,7 @@ def _first_mismatch(ranks: Sequence[RankState]) -> list[Side]:
     for key in sorted(sides):
         if len(sides[key]) > 1 and (is_broken or key in not_done):
             return sorted(
-                sides[key].values(),
-                key=lambda side: (-len(side.ranks), side.ranks[0].rank),
+                sides[key].values(), key=lambda side: (-len(side.ranks), side.ranks[0].rank)
             )
 
     return []
@@ -172,9 +161,7 @@ def _deviating_side(sides: list[Side], ranks: Sequence[RankState]) -> Side | Non
     ends = range(len(history) - 1, 1, -1)
     followers = [history[end] for end in ends if history[end - 2 : end] == history[-2:]]
     for expected in (set(followers[:1]), set(history)):
-        strange = [
-            side for side in sides if _signature(side.collective) not in expected
-        ]
+        strange = [side for side in sides if _signature(side.collective) not in expected]
         if len(strange) == 1:
             return strange[0]
 
@@ -198,9 +185,7 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
         first = inside[0]
         since_s = max(rank.age_s for rank in left)
         after = _after_step(evidence, max(rank.step for rank in left))
-        what = (
-            f"{names(inside)} continued in the loop{after}, where {names(left)} left it"
-        )
+        what = f"{names(inside)} continued in the loop{after}, where {names(left)} left it"
     else:
         first = max(left, key=lambda rank: (rank.age_s, -rank.rank))
         since_s = None
@@ -247,8 +232,7 @@ def _is_stopped_by(left: list[RankState], rank: RankState) -> bool:
         return False
     if (entered := pending(rank)) is not None:
         return any(
-            _identity(entered) not in map(_identity, departed.collectives)
-            for departed in left
+            _identity(entered) not in map(_identity, departed.collectives) for departed in left
         )
 
     # A rank in no collective may have work to do alone, such as a last report.
@@ -264,9 +248,7 @@ def _identity(collective: Collective) -> tuple[str, int, Signature]:
 def find_teardown(evidence: Evidence) -> Diagnosis | None:
     """All ranks are out of the loop, and one does not exit."""
     closing = [
-        rank
-        for rank in evidence.ranks
-        if rank.phase is Phase.LEAVING and not has_exited(rank)
+        rank for rank in evidence.ranks if rank.phase is Phase.LEAVING and not has_exited(rank)
     ]
     if not closing or evidence.in_loop:
         return None

@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 # Where libraries are installed, or the beginning of a shortened path; and names that are not files.
-_INSTALLED = re.compile(
-    r"(^|/)(site-packages|dist-packages)/|(^|/)(lib/)?python3[.\d]*/|^<"
-)
+_INSTALLED = re.compile(r"(^|/)(site-packages|dist-packages)/|(^|/)(lib/)?python3[.\d]*/|^<")
 _LIBRARY = re.compile(
     r"^(accelerate|datasets|huggingface_hub|lightning|pytorch_lightning|safetensors|transformers"
     r"|torch|torchaudio|torchdata|torchvision|triton|streaming|webdataset"
@@ -27,9 +25,7 @@ _LOADING = re.compile(r"(^|/)torch/utils/data/|(^|/)drumline/data/")
 _DISTRIBUTED = re.compile(
     r"(^|/)torch/distributed/(?!elastic|run\.|launcher)|(^|/)drumline/(rank/collectives|parallel/shard_sum)\.py:"
 )
-_COLLECTIVE = re.compile(
-    r"(?:^|/)torch/distributed/distributed_c10d\.py:\S+ in ([a-z]\w*)$"
-)
+_COLLECTIVE = re.compile(r"(?:^|/)torch/distributed/distributed_c10d\.py:\S+ in ([a-z]\w*)$")
 _BACKWARD = re.compile(r" in _engine_run_backward$")
 _DEBUGGER = re.compile(r"(^|/)(pdb|bdb)\.py:|(^|/)(_?pydevd|debugpy)[/_]")
 _WORKER_LOOP = re.compile(r" in _worker_loop$")
@@ -55,8 +51,7 @@ def is_in_collective(stack: Sequence[str]) -> bool:
     """Whether the user or Drumline called a collective, or a backward pass, which contains
     DDP's."""
     return any(
-        _DISTRIBUTED.search(frame) or _BACKWARD.search(frame)
-        for frame in _called_by_user(stack)
+        _DISTRIBUTED.search(frame) or _BACKWARD.search(frame) for frame in _called_by_user(stack)
     )
 
 

@@ -26,20 +26,14 @@ def is_unreachable(node: LostNode) -> bool:
     if not node.how:
         return node.no_heartbeat_s >= _UNTRIED_S
 
-    return node.no_heartbeat_s >= (
-        _REFUSED_S if node.answer is Answer.REFUSED else NO_HEARTBEAT_S
-    )
+    return node.no_heartbeat_s >= (_REFUSED_S if node.answer is Answer.REFUSED else NO_HEARTBEAT_S)
 
 
 def find_unreachable(evidence: Evidence) -> Diagnosis | None:
     """Nodes that are lost; or this node, if it is the one that is cut off."""
     cluster = evidence.cluster
     me = _own_node(cluster)
-    lost = [
-        node
-        for node in cluster.lost
-        if is_unreachable(node) and not _was_done(cluster, node)
-    ]
+    lost = [node for node in cluster.lost if is_unreachable(node) and not _was_done(cluster, node)]
     if not lost:
         return None
     if me is not None and (me.link or _hears_nobody(cluster, lost)):
@@ -61,23 +55,15 @@ def _hears_nobody(cluster: ClusterState, lost: list[LostNode]) -> bool:
 def find_never_seen(evidence: Evidence) -> Diagnosis | None:
     """A host that was lost before its sidecar connected. Its port may be closed, so a rank must
     have lost a peer."""
-    lost = [
-        node
-        for node in evidence.cluster.never_seen
-        if node.how and is_unreachable(node)
-    ]
-    has_lost_peer = any(
-        rank.failure_kind is FailureKind.LOST_PEER for rank in evidence.ranks
-    )
+    lost = [node for node in evidence.cluster.never_seen if node.how and is_unreachable(node)]
+    has_lost_peer = any(rank.failure_kind is FailureKind.LOST_PEER for rank in evidence.ranks)
 
     return _lost(evidence, lost) if lost and has_lost_peer else None
 
 
 def find_late_node(evidence: Evidence) -> Diagnosis | None:
     """A node without heartbeats that may still recover."""
-    late = [
-        node for node in evidence.cluster.lost if not _was_done(evidence.cluster, node)
-    ]
+    late = [node for node in evidence.cluster.lost if not _was_done(evidence.cluster, node)]
     return _lost(evidence, late, is_certain=False) if late else None
 
 
@@ -95,9 +81,7 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
         ages.get(node.node, 0.0) >= since_s
         for node in peers
         # A node reports no ranks before it has seen them.
-        if not (
-            node.ranks and all(has_exited(rank) or is_done(rank) for rank in node.ranks)
-        )
+        if not (node.ranks and all(has_exited(rank) or is_done(rank) for rank in node.ranks))
     )
 
 
@@ -108,12 +92,7 @@ def _own_node(cluster: ClusterState) -> NodeState | None:
 
 def _was_done(cluster: ClusterState, lost_node: LostNode) -> bool:
     """Whether its ranks were done in its last heartbeat: then its sidecar has exited too."""
-    ranks = [
-        rank
-        for node in cluster.nodes
-        if node.node == lost_node.node
-        for rank in node.ranks
-    ]
+    ranks = [rank for node in cluster.nodes if node.node == lost_node.node for rank in node.ranks]
     return bool(ranks) and all(map(is_done, ranks))
 
 
@@ -137,9 +116,7 @@ def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnos
     return _diagnosis(evidence, me.host, what, check, since_s)
 
 
-def _lost(
-    evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True
-) -> Diagnosis:
+def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) -> Diagnosis:
     """That other hosts send no heartbeats."""
     cluster = evidence.cluster
     this_node = _own_node(cluster)
@@ -149,9 +126,7 @@ def _lost(
     how = first.how or "it accepts connections, but its sidecar sends nothing"
     ranks = f", with {named_ranks(first.ranks)}" if first.ranks else ""
     other_hosts = [node.host for node in lost if node is not first]
-    what = (
-        f"no heartbeat from {host} for {duration(first.no_heartbeat_s)} ({how}){ranks}"
-    )
+    what = f"no heartbeat from {host} for {duration(first.no_heartbeat_s)} ({how}){ranks}"
     if other_hosts:
         what += f"; none from {join_names(other_hosts)} either"
     next_step = f"find out what ended the job on {host}; the host itself is up"
@@ -160,15 +135,10 @@ def _lost(
             f"check whether {host} is up, then check cable and security group between {me} and {host}: "
             f"drumline doctor --hosts {me},{host}"
         )
-        if (
-            len({node.node for node in cluster.nodes} | {node.node for node in lost})
-            == 2
-        ):
+        if len({node.node for node in cluster.nodes} | {node.node for node in lost}) == 2:
             what += _witness(cluster.launcher, first, me)
 
-    return _diagnosis(
-        evidence, host, what, next_step, first.no_heartbeat_s, is_certain=is_certain
-    )
+    return _diagnosis(evidence, host, what, next_step, first.no_heartbeat_s, is_certain=is_certain)
 
 
 def _witness(launcher: LauncherLink | None, lost: LostNode, me: str) -> str:

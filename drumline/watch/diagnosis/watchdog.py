@@ -35,11 +35,7 @@ from drumline.watch.diagnosis.evidence import (
     pending,
 )
 from drumline.watch.diagnosis.exited import find_exited, find_lost_connection
-from drumline.watch.diagnosis.mismatch import (
-    find_left_early,
-    find_mismatch,
-    find_teardown,
-)
+from drumline.watch.diagnosis.mismatch import find_left_early, find_mismatch, find_teardown
 from drumline.watch.diagnosis.unreachable import (
     find_late_node,
     find_never_seen,
@@ -62,7 +58,9 @@ _AWAKE_S = 2.0
 _SLOW_S = 60.0
 _SLOW_IDLE_S = 10.0
 """When a long phase is reported: if the rank computes, and if it does not."""
-_START_S = 60.0  # the least time for the first steps: libraries are loaded and kernels compiled in them
+_START_S = (
+    60.0  # the least time for the first steps: libraries are loaded and kernels compiled in them
+)
 _REPEAT_S = 30.0
 # when a compilation is reported, at the latest after half of its time
 _COMPILE_S = 600.0
@@ -95,7 +93,9 @@ _CHECKS: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
 STILL_S = 1.5
 """While a run makes progress, all of its ranks do: no host is lost, and no needed rank has left."""
 _LEFT_S = 1.5
-_MAX_GAP_S = 1.0  # the most that one observation may add: a sidecar without CPU time has observed nothing
+_MAX_GAP_S = (
+    1.0  # the most that one observation may add: a sidecar without CPU time has observed nothing
+)
 _MIN_LIMIT_S = 3.0
 _RECENT_S = 600.0
 _NUM_USUAL = 64
@@ -114,11 +114,7 @@ def exit_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
 
 def stop_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
     """Ranks that are stopped by a signal."""
-    stopped = (
-        rank
-        for rank in ranks
-        if rank.state == "T" and rank.state_s >= CERTAINLY_STOPPED_S
-    )
+    stopped = (rank for rank in ranks if rank.state == "T" and rank.state_s >= CERTAINLY_STOPPED_S)
     return frozenset(f"rank {rank.rank} is stopped" for rank in stopped)
 
 
@@ -143,9 +139,7 @@ def other_symptoms(
 
     done = [rank for rank in last_states.values() if is_done(rank)]
     if len(done) < len(last_states):
-        symptoms |= {
-            f"rank {rank.rank} left" for rank in done if _left_s(rank) >= _LEFT_S
-        }
+        symptoms |= {f"rank {rank.rank} left" for rank in done if _left_s(rank) >= _LEFT_S}
     if was_awake:
         is_long = idle_s >= limit_s
         lost = (node for node in cluster.lost if _is_amiss(node, last_states, is_long))
@@ -159,9 +153,7 @@ def _left_s(rank: RankState) -> float:
     return max(rank.age_s, rank.state_s) if has_exited(rank) else rank.age_s
 
 
-def _is_amiss(
-    node: LostNode, last_states: Mapping[int, RankState], is_long: bool
-) -> bool:
+def _is_amiss(node: LostNode, last_states: Mapping[int, RankState], is_long: bool) -> bool:
     """Whether a lost node is a symptom: it was not done. `is_long`: the run is idle for unusually long."""
     last = [last_states.get(rank) for rank in node.ranks]
     if last and all(rank is not None and is_done(rank) for rank in last):
@@ -294,7 +286,9 @@ class Watchdog:
         self._lost_s = lost_s
         self._hang_s = math.inf if hang_s is None else hang_s
         self._world_size = world_size
-        self.wants_evidence = False  # whether to collect evidence from all nodes, diagnose, and call `decide`
+        self.wants_evidence = (
+            False  # whether to collect evidence from all nodes, diagnose, and call `decide`
+        )
         self._idle = IdleTime()
         self._cluster = ClusterState(me=0, nodes=())
         self._seen: dict[int, RankState] = {}
@@ -382,9 +376,7 @@ class Watchdog:
             end = f"ends the job after {duration(limit_s)}"
         what = f"{diagnosis.what}; for {duration(idle_s)} so far"
 
-        return replace(
-            diagnosis, what=what, next_step=f"{diagnosis.next_step}; the watchdog {end}"
-        )
+        return replace(diagnosis, what=what, next_step=f"{diagnosis.next_step}; the watchdog {end}")
 
     def _follow(self, cluster: ClusterState, now: float) -> None:
         """Note the current state, and whether there was progress."""
@@ -392,9 +384,7 @@ class Watchdog:
         # A node whose ranks are done stops its heartbeats; its last state still counts.
         self._seen.update((rank.rank, rank) for rank in cluster.ranks)
         counts = self._num_steps() > 0
-        if self._idle.observe(
-            cluster, now, counts=counts, is_busy=self._any_computes()
-        ):
+        if self._idle.observe(cluster, now, counts=counts, is_busy=self._any_computes()):
             self._has_moved = True
             self._examine_at_s = None
             self._max_idle_s = max(self._max_idle_s, self._idle.last_idle_s)
@@ -449,22 +439,14 @@ class Watchdog:
         if idle_s < self._examine_at_s:
             return False
         compile_s = COMPILE_FACTOR * self._hang_s
-        limits = (
-            limit_s,
-            self._idle.busy_limit_s,
-            self._hang_s,
-            compile_s,
-            self._repeat_s(),
-        )
+        limits = (limit_s, self._idle.busy_limit_s, self._hang_s, compile_s, self._repeat_s())
         again = idle_s + max(_AGAIN_S, 0.5 * idle_s)
         if self._alarm is not None and self._alarm[1].may_return:
             # Whether an unreachable host has returned: its last heartbeat and the last progress are
             # not from the same moment.
             again = idle_s + _SOON_S
 
-        self._examine_at_s = min(
-            [limit for limit in limits if limit > idle_s] + [again]
-        )
+        self._examine_at_s = min([limit for limit in limits if limit > idle_s] + [again])
 
         return True
 
@@ -489,9 +471,7 @@ class Watchdog:
         # If it began only recently, there was progress while evidence was collected, which no
         # observation saw.
         idle_s = min(idle_s, diagnosis.since_s + _COLLECTING_S)
-        is_hang = (
-            idle_s >= self._act_s(diagnosis) and diagnosis.cause is not Cause.DEBUGGED
-        )
+        is_hang = idle_s >= self._act_s(diagnosis) and diagnosis.cause is not Cause.DEBUGGED
         if is_hang and self._holds_up(diagnosis):
             return Alarm.HANG
 
@@ -524,8 +504,7 @@ class Watchdog:
         # Before the first step ranks wait through the store; later in a collective, which has a
         # limit of its own.
         waits_in_step = any(
-            pending(rank) or rank.phase is Phase.BACKWARD
-            for rank in self._cluster.ranks
+            pending(rank) or rank.phase is Phase.BACKWARD for rank in self._cluster.ranks
         )
         if diagnosis.cause is Cause.COMPILING and not waits_in_step:
             return COMPILE_FACTOR * self._hang_s
@@ -534,17 +513,11 @@ class Watchdog:
 
     def _repeat_s(self) -> float:
         """How long the run must be idle before a stall is reported again."""
-        return (
-            math.inf
-            if self._alarm is None
-            else max(_REPEAT_S, 2.0 * self._alarm_idle_s)
-        )
+        return math.inf if self._alarm is None else max(_REPEAT_S, 2.0 * self._alarm_idle_s)
 
     def _holds_up(self, diagnosis: Diagnosis) -> bool:
         """Whether any rank waits for it: a rank with more work after the loop blocks no other."""
-        other_ranks = [
-            rank for rank in self._seen.values() if rank.rank != diagnosis.rank
-        ]
+        other_ranks = [rank for rank in self._seen.values() if rank.rank != diagnosis.rank]
         if diagnosis.cause is Cause.TEARDOWN or not other_ranks:
             return True
 
@@ -556,17 +529,10 @@ class Watchdog:
         if self._alarm is None:
             return False
         is_due = self._idle.idle_s >= self._repeat_s()
-        if (
-            is_due
-            and diagnosis.cause is not Cause.DEBUGGED
-            and self._holds_up(diagnosis)
-        ):
+        if is_due and diagnosis.cause is not Cause.DEBUGGED and self._holds_up(diagnosis):
             return False
 
-        return (
-            self._alarm[1].cause is not Cause.UNKNOWN
-            or diagnosis.cause is Cause.UNKNOWN
-        )
+        return self._alarm[1].cause is not Cause.UNKNOWN or diagnosis.cause is Cause.UNKNOWN
 
     def _is_final(self) -> bool:
         """Whether an alarm was raised that ends the run, or would."""
@@ -577,24 +543,15 @@ class Watchdog:
     def _is_over(self) -> bool:
         """Whether every rank has left the loop and the group, or exited without an error."""
         ranks = self._seen.values()
-        is_closing = any(
-            rank.phase is Phase.LEAVING and not has_exited(rank) for rank in ranks
-        )
+        is_closing = any(rank.phase is Phase.LEAVING and not has_exited(rank) for rank in ranks)
 
-        return (
-            len(ranks) >= self._world_size
-            and all(map(is_done, ranks))
-            and not is_closing
-        )
+        return len(ranks) >= self._world_size and all(map(is_done, ranks)) and not is_closing
 
     def _takes_long(self) -> bool:
         """Whether it starts, evaluates, saves, or some ranks are done and others are not."""
         if self._is_young() or any(map(is_done, self._seen.values())):
             return True
-        untimed = (
-            rank.phase in UNTIMED and not has_exited(rank)
-            for rank in self._cluster.ranks
-        )
+        untimed = (rank.phase in UNTIMED and not has_exited(rank) for rank in self._cluster.ranks)
 
         return not self._is_plain() and any(untimed)
 
@@ -624,10 +581,7 @@ class Watchdog:
     def _is_plain(self) -> bool:
         """Whether it is a loop without heartbeats: only collectives and steps of DDP are
         visible."""
-        return all(
-            rank.num_marks < 2 or rank.phase in OUT_OF_LOOP
-            for rank in self._cluster.ranks
-        )
+        return all(rank.num_marks < 2 or rank.phase in OUT_OF_LOOP for rank in self._cluster.ranks)
 
     def _any_computes(self, ranks: Iterable[int] | None = None) -> bool:
         """Whether one of these ranks (default: all) used the CPU in most of the latest

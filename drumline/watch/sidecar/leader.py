@@ -85,9 +85,7 @@ class Leader:
         """From the sidecar of this node, twice a second."""
         before = self._latest.get(node)
         state = from_json(NodeState, message["state"])
-        if before is not None and urgent_symptoms(before.ranks) != urgent_symptoms(
-            state.ranks
-        ):
+        if before is not None and urgent_symptoms(before.ranks) != urgent_symptoms(state.ranks):
             self.is_urgent = True
         self._latest[node] = state
         if message.get("is_last"):
@@ -137,11 +135,7 @@ class Leader:
     def _unconnected(self) -> list[tuple[int, Peer]]:
         """The nodes whose sidecar has never connected."""
         connected = self.network.heartbeat_ages()
-        return [
-            (node, peer)
-            for node, peer in self.network.peers.items()
-            if node not in connected
-        ]
+        return [(node, peer) for node, peer in self.network.peers.items() if node not in connected]
 
     def _lost_node(self, last: NodeState, no_heartbeat_s: float) -> LostNode:
         how = self.network.connect_result(last.node)
@@ -175,9 +169,7 @@ class Leader:
             return
         if recovery is not None:
             ended = recovery.diagnosis
-            self._notify(
-                "stall", rank=ended.rank, host=ended.host, message=recovery.sentence
-            )
+            self._notify("stall", rank=ended.rank, host=ended.host, message=recovery.sentence)
 
         self.report_differences()
         self._report_stragglers(cluster, now)
@@ -189,9 +181,7 @@ class Leader:
     def _report_stragglers(self, cluster: ClusterState, now: float) -> None:
         """Report ranks and hosts that have become stragglers."""
         # With the observed activity of scripts, whose ranks mark no phases.
-        nodes = tuple(
-            replace(node, ranks=node.activity or node.ranks) for node in cluster.nodes
-        )
+        nodes = tuple(replace(node, ranks=node.activity or node.ranks) for node in cluster.nodes)
         for straggler in self._stragglers.observe(replace(cluster, nodes=nodes), now):
             self._notify(
                 "straggler",
@@ -224,9 +214,7 @@ class Leader:
         for node, peer in self._unconnected():
             how = self.network.connect_result(node)
             place = f"{peer.address} port {peer.port}"
-            names.append(
-                f"{peer.host} ({place}: {how})" if how else f"{peer.host} ({place})"
-            )
+            names.append(f"{peer.host} ({place}: {how})" if how else f"{peer.host} ({place})")
 
         if not names:
             return
@@ -240,17 +228,13 @@ class Leader:
         self.reporter.print(message)
         self.notices.append(Notice("warning", message))
 
-    def _decide(
-        self, diagnosis: Diagnosis | None, inspected: ClusterState, now: float
-    ) -> None:
+    def _decide(self, diagnosis: Diagnosis | None, inspected: ClusterState, now: float) -> None:
         """Raise an alarm for this diagnosis if the watchdog says so: print, write, and act."""
         alarm = self._watchdog.decide(diagnosis, self.cluster(), now)
         if alarm is None or diagnosis is None:
             return
         if alarm == "stall":
-            diagnosis = self._watchdog.with_duration(
-                diagnosis, ends_job=self.options.ends_job
-            )
+            diagnosis = self._watchdog.with_duration(diagnosis, ends_job=self.options.ends_job)
 
         action = self._action(alarm, diagnosis)
         raised = RaisedAlarm(alarm=alarm, diagnosis=diagnosis, action=action)
@@ -278,9 +262,7 @@ class Leader:
         self._inspected = {}
         question = {"kind": "inspect", "number": self._inspection}
         ages = self.network.heartbeat_ages()
-        connected = [
-            node for node in ages if ages[node] <= FRESH_S and node not in self._left
-        ]
+        connected = [node for node in ages if ages[node] <= FRESH_S and node not in self._left]
         nodes_asked = {node for node in connected if self.network.send(node, question)}
         with suppress(TimeoutError):
             async with asyncio.timeout(INSPECT_S):

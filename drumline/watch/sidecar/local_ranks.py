@@ -71,14 +71,11 @@ class LocalRanks:
         self.options = options
         self._address = address
         self._observers = [
-            RankObserver(Path(options.folder), rank, options.host)
-            for rank in options.ranks
+            RankObserver(Path(options.folder), rank, options.host) for rank in options.ranks
         ]
         self._begun = time.monotonic()
         self._exit_fds: set[int] = set()
-        self.state = NodeState(
-            node=options.node, host=options.host, slowdown=start_slowdown()
-        )
+        self.state = NodeState(node=options.node, host=options.host, slowdown=start_slowdown())
 
     def observe(self, now_s: float, heartbeat_age_s: Mapping[int, float]) -> NodeState:
         """The cheap part of the state, for each heartbeat of this node."""
@@ -110,9 +107,7 @@ class LocalRanks:
 
     async def inspect(self) -> NodeState:
         """The complete state; takes a second or two."""
-        ranks = await asyncio.gather(
-            *(observer.inspect() for observer in self._observers)
-        )
+        ranks = await asyncio.gather(*(observer.inspect() for observer in self._observers))
         return replace(
             self.state,
             ranks=tuple(ranks),
@@ -123,9 +118,7 @@ class LocalRanks:
 
     def step_times(self) -> StepTimes | None:
         """Of the rank with the longest ones."""
-        recorded = filter(
-            None, (observer.step_times.times() for observer in self._observers)
-        )
+        recorded = filter(None, (observer.step_times.times() for observer in self._observers))
         return max(recorded, key=lambda times: times.p99_s, default=None)
 
     @property
@@ -137,8 +130,7 @@ class LocalRanks:
     def are_done(self) -> bool:
         """Whether every rank is out of its loop, or has exited."""
         return self.have_started and all(
-            rank.phase is Phase.LEFT or rank.state in EXITED
-            for rank in self.state.ranks
+            rank.phase is Phase.LEFT or rank.state in EXITED for rank in self.state.ranks
         )
 
     @property
@@ -250,8 +242,7 @@ class RankObserver:
         return replace(
             state,
             memory=self._process.memory.evidence() if state.exit in (None, -9) else "",
-            collectives=state.collectives
-            or read_report(self._folder, self._rank).collectives,
+            collectives=state.collectives or read_report(self._folder, self._rank).collectives,
             stack=state.stack or fatal_stack(self._file("stacks")),
         )
 
@@ -298,9 +289,7 @@ class RankObserver:
         stack = stack_lines(pid, calls) or await ask_stack(pid, self._file("stacks"))
 
         answers, report = await asking
-        if not answers and main_thread_waited(
-            pid, times_before, time.monotonic() - asked_s
-        ):
+        if not answers and main_thread_waited(pid, times_before, time.monotonic() - asked_s):
             answers = None  # it had too little CPU time to answer
 
         return RankAnswer(answers, stack, report)
@@ -364,9 +353,7 @@ class RankObserver:
         code = read_json(int, self._folder / f"exit-{self._rank:05d}")
         ending = read_ending(self._folder)
         asked_to_exit = (
-            code is None
-            and ending is not None
-            and process.state_since_s >= ending.began_s
+            code is None and ending is not None and process.state_since_s >= ending.began_s
         )
         state = replace(
             state,
@@ -398,8 +385,7 @@ class ScriptReports:
 
     def __init__(self, options: SidecarOptions) -> None:
         self._files = {
-            rank: Path(options.folder, f"rank-{rank:05d}.script")
-            for rank in options.ranks
+            rank: Path(options.folder, f"rank-{rank:05d}.script") for rank in options.ranks
         }
         self._peers = [peer.node for peer in options.peers]
         self._read_at: dict[int, int] = {}
@@ -420,9 +406,7 @@ class ScriptReports:
             message = {"kind": "script", "rank": rank, "report": record}
             for node in self._peers:
                 is_sent = self._sent.get((node, rank)) == self._read_at[rank]
-                if not is_sent and network.send(
-                    node, message, max_unsent=MAX_UNSENT_BYTES
-                ):
+                if not is_sent and network.send(node, message, max_unsent=MAX_UNSENT_BYTES):
                     self._sent[node, rank] = self._read_at[rank]
 
     def _read(self, rank: int, file: Path) -> bool:

@@ -66,9 +66,7 @@ class Sidecar:
             on_message=self._receive,
             listener=listener,
         )
-        self.leader = Leader(
-            options, self.ranks, self.network, self.reporter, self._act
-        )
+        self.leader = Leader(options, self.ranks, self.network, self.reporter, self._act)
         self.scripts = ScriptReports(options)
         self.exit = ExitCondition(Path(options.folder), self.ranks, self.leader)
         self._deciding: asyncio.Task[None] | None = None
@@ -121,9 +119,7 @@ class Sidecar:
         self.ranks.observe_exits(loop)
         self._share_scripts()
 
-        if self.options.peers and (
-            is_urgent or now - self._heartbeat_at >= HEARTBEAT_S
-        ):
+        if self.options.peers and (is_urgent or now - self._heartbeat_at >= HEARTBEAT_S):
             self._heartbeat_at = now
             self._send_heartbeat()
         self._decide(now)
@@ -165,11 +161,7 @@ class Sidecar:
                 self.leader.receive_script(rank, record)
 
     def _send_heartbeat(self, *, is_last: bool = False) -> None:
-        message = {
-            "kind": "heartbeat",
-            "state": asdict(self.ranks.state),
-            "is_last": is_last,
-        }
+        message = {"kind": "heartbeat", "state": asdict(self.ranks.state), "is_last": is_last}
         for peer in self.options.peers:
             self.network.send(peer.node, message)
 
@@ -196,8 +188,7 @@ class Sidecar:
             pace=RunPace(rates, self.ranks.step_times()),
             notices=self.leader.notices,
             # After a hang or a failure the launcher may restart it.
-            has_ended=is_last
-            and all(is_done(rank) or has_left(rank) for rank in cluster.ranks),
+            has_ended=is_last and all(is_done(rank) or has_left(rank) for rank in cluster.ranks),
         )
         self.reporter.write_status(record)
 
@@ -243,9 +234,7 @@ class Sidecar:
     async def _inspect(self, node: int, number: int) -> None:
         """Answer the question of another sidecar."""
         state = await self.ranks.inspect()
-        self.network.send(
-            node, {"kind": "inspected", "number": number, "state": asdict(state)}
-        )
+        self.network.send(node, {"kind": "inspected", "number": number, "state": asdict(state)})
 
     def _act(self, raised: RaisedAlarm) -> None:
         """As the leader: have all nodes act, this one last."""
@@ -293,7 +282,9 @@ class ExitCondition:
         self.is_requested = False
         """Whether SIGTERM was received: a launcher may send it to all processes, and the ranks must
         exit first."""
-        self.has_lost_starter = False  # the rank that started this process has exited, or is out of its loop
+        self.has_lost_starter = (
+            False  # the rank that started this process has exited, or is out of its loop
+        )
         self._done_since: float | None = None
 
     def is_met(self, now: float) -> bool:

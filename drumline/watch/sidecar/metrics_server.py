@@ -41,16 +41,12 @@ async def serve_metrics(
         from drumline.watch.sidecar.prometheus_metrics import NodeMetrics
     except ImportError:
         error = MissingExtraError("log.prometheus", extra=EXTRA)
-        report(
-            f"warning: {options.host} serves no metrics: {error.what}. Try: {error.next_step}"
-        )
+        report(f"warning: {options.host} serves no metrics: {error.what}. Try: {error.next_step}")
         return
 
     endpoint = metrics_endpoint(options.prometheus)
     assert endpoint is not None  # it was checked
-    await MetricsServer(
-        NodeMetrics(options, ranks), *endpoint, options.host, report
-    ).serve()
+    await MetricsServer(NodeMetrics(options, ranks), *endpoint, options.host, report).serve()
 
 
 @dataclass(frozen=True)
@@ -92,9 +88,7 @@ class MetricsServer:
             "tried again and again. Try: another port for each job of a host, or --log.prometheus 0 for a free one"
         )
 
-    async def _answer(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, for one request."""
         if len(self.connections) >= MAX_CONNECTIONS:
             oldest = next(iter(self.connections))
@@ -107,12 +101,7 @@ class MetricsServer:
                 writer.write(await self._response(request))
                 writer.close()
                 await writer.wait_closed()
-        except (
-            OSError,
-            TimeoutError,
-            asyncio.IncompleteReadError,
-            asyncio.LimitOverrunError,
-        ):
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         finally:
             self.connections.pop(writer, None)

@@ -138,10 +138,7 @@ def gpu_samples() -> list[Sample]:
 def _open_gpus() -> list[Any]:
     try:
         pynvml.nvmlInit()
-        return [
-            pynvml.nvmlDeviceGetHandleByIndex(i)
-            for i in range(pynvml.nvmlDeviceGetCount())
-        ]
+        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError:
         return []
 
@@ -152,15 +149,11 @@ def _samples_of(gpu: Any) -> Iterator[Sample]:
     if (memory := _ask(pynvml.nvmlDeviceGetMemoryInfo, gpu)) is not None:
         yield "memory_used_bytes", (), memory.used
         yield "memory_bytes", (), memory.total
-    temperature = _ask(
-        pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU
-    )
+    temperature = _ask(pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU)
     if temperature is not None:
         yield "temperature_celsius", (), temperature
     for kind, number in ECC_KINDS.items():
-        errors = _ask(
-            pynvml.nvmlDeviceGetTotalEccErrors, gpu, number, pynvml.NVML_VOLATILE_ECC
-        )
+        errors = _ask(pynvml.nvmlDeviceGetTotalEccErrors, gpu, number, pynvml.NVML_VOLATILE_ECC)
         if errors is not None:
             yield "ecc_errors_total", (kind,), errors
     reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
@@ -188,9 +181,7 @@ class RunFigures:
         self._train: dict[str, object] = {}
         self._mirrored: object = None
         """The step of the newest checkpoint in the mirror, -1: none; None: no mirror."""
-        self._faults = {
-            (str(alarm), str(cause)): 0 for alarm in Alarm for cause in Cause
-        }
+        self._faults = {(str(alarm), str(cause)): 0 for alarm in Alarm for cause in Cause}
         self._num_stragglers = 0
 
     def read(self) -> list[Sample]:
@@ -224,9 +215,7 @@ class RunFigures:
         if isinstance(self._mirrored, int):
             yield "mirror_backlog", (), sum(step > self._mirrored for step in steps)
         if steps:
-            newest = (
-                self._checkpoints / catalog.folder_name(steps[-1]) / manifest.FILE_NAME
-            )
+            newest = self._checkpoints / catalog.folder_name(steps[-1]) / manifest.FILE_NAME
             yield "checkpoint_step", (), steps[-1]
             yield "checkpoint_age_seconds", (), time.time() - newest.stat().st_mtime
 
@@ -259,14 +248,9 @@ class NodeMetrics:
         self._ranks = ranks
         self._late = [LateSamples(gpu_samples, "gpus")]
         if options.run is not None and 0 in options.ranks:
-            self._late.append(
-                LateSamples(RunFigures(Path(options.run)).read, "run-figures")
-            )
+            self._late.append(LateSamples(RunFigures(Path(options.run)).read, "run-figures"))
         self._num_restarts = start_number(Path(options.folder))
-        self._everywhere = (
-            one_line(Path(options.run or "").name),
-            one_line(options.host),
-        )
+        self._everywhere = (one_line(Path(options.run or "").name), one_line(options.host))
         self._samples: list[Sample] = []
         self._text = b""
         self._rendered_s = 0.0
@@ -287,11 +271,7 @@ class NodeMetrics:
         """As prometheus_client calls it."""
         for name, declaration in METRICS.items():
             make = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            family = make(
-                PREFIX + name,
-                declaration.doc,
-                labels=[*EVERYWHERE, *declaration.labels],
-            )
+            family = make(PREFIX + name, declaration.doc, labels=[*EVERYWHERE, *declaration.labels])
             for sample, labels, value in self._samples:
                 if sample == name:
                     family.add_metric([*self._everywhere, *labels], value)

@@ -36,12 +36,7 @@ from drumline.base.processes import (
 )
 from drumline.base.untrusted import read_json
 from drumline.watch.cluster_state import Collective
-from drumline.watch.self_report import (
-    ANSWERING_THREAD,
-    REPORT_SUFFIX,
-    STACK_SIGNAL,
-    WORKER_SIGNAL,
-)
+from drumline.watch.self_report import ANSWERING_THREAD, REPORT_SUFFIX, STACK_SIGNAL, WORKER_SIGNAL
 from drumline.watch.sidecar.system_evidence import OutOfMemoryCheck
 
 # CPU time is counted in hundredths of a second, so faster observations show nothing new.
@@ -68,9 +63,7 @@ STACK_EVERY_S = 0.004
 MAX_BYTES = 1 << 18
 MAX_FRAMES = 48
 OURS = "/drumline/"
-_FRAME = re.compile(
-    r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$'
-)
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _ANSWER = re.compile(r"^(Current thread |Stack )", re.MULTILINE)
 _NOT_HANDLED = ("SigPnd", "ShdPnd", "SigBlk")
 # Python has no tgkill, and the C library only since 2.30.
@@ -142,10 +135,7 @@ class RankProcess:
             return
         self.cpu = (stat.cpu_ticks - ticks) / (measured_s * TICKS_PER_S)
         self.has_io = (
-            len(
-                {num_bytes for *_, num_bytes in self._readings if num_bytes is not None}
-            )
-            > 1
+            len({num_bytes for *_, num_bytes in self._readings if num_bytes is not None}) > 1
         )
         if is_still:
             self.descendants.count(now_s)
@@ -176,9 +166,7 @@ class Descendants:
     @property
     def are_starved(self) -> dict[int, bool]:
         """By pid: whether it computes, and mostly waits for a CPU."""
-        return {
-            pid: scheduling.is_starved for pid, scheduling in self._scheduling.items()
-        }
+        return {pid: scheduling.is_starved for pid, scheduling in self._scheduling.items()}
 
     def skip_answer(self) -> None:
         """Do not count what they read or wrote meanwhile."""
@@ -194,10 +182,7 @@ class Descendants:
             new = [self._pid]
             # Not the sidecar, which the first rank has started.
             while new := [
-                child
-                for pid in new
-                for child in processes.children(pid)
-                if child != os.getpid()
+                child for pid in new for child in processes.children(pid) if child != os.getpid()
             ]:
                 self._pids += new
 
@@ -213,9 +198,7 @@ class Descendants:
         self._stats = stats
         self._io_bytes = moved
         self._counted_s = now_s
-        self._scheduling = {
-            pid: self._scheduling.get(pid) or Scheduling(pid) for pid in stats
-        }
+        self._scheduling = {pid: self._scheduling.get(pid) or Scheduling(pid) for pid in stats}
         for scheduling in self._scheduling.values():
             scheduling.measure(now_s)
 
@@ -255,8 +238,7 @@ class Scheduling:
             return  # its main thread still waits: the kernel counts that when it has ended
 
         self.is_starved = any(
-            _computes(self._before[thread], after[thread], elapsed_s)
-            for thread in common
+            _computes(self._before[thread], after[thread], elapsed_s) for thread in common
         )
         self._before = after
         self._began_s = now_s
@@ -271,18 +253,14 @@ def _computes(before: ThreadTimes, after: ThreadTimes, elapsed_s: float) -> bool
     return wanted_s >= COMPUTES_SHARE * elapsed_s and run_ns >= SLICE_NS * num_slices
 
 
-def main_thread_waited(
-    pid: int, before: Mapping[int, ThreadTimes], elapsed_s: float
-) -> bool:
+def main_thread_waited(pid: int, before: Mapping[int, ThreadTimes], elapsed_s: float) -> bool:
     """Whether its main thread waited for a CPU during a large part of this time."""
     after = thread_times(pid)
     if pid not in before or pid not in after:
         return False
     waited_s = (after[pid].wait_ns - before[pid].wait_ns) / 1e9
     if state_of(pid) == "R":  # the kernel counts a wait when it has ended
-        waited_s = max(
-            waited_s, elapsed_s - (after[pid].run_ns - before[pid].run_ns) / 1e9
-        )
+        waited_s = max(waited_s, elapsed_s - (after[pid].run_ns - before[pid].run_ns) / 1e9)
 
     return waited_s >= STARVED_SHARE * elapsed_s
 
@@ -383,11 +361,7 @@ def _thread_to_ask(pid: int, signal: int) -> int | None:
     one is not interrupted if another thread can answer."""
     status = read_status(pid)
     stat = read_stat(pid)
-    if (
-        stat is None
-        or stat.state in STOPPED
-        or not has_signal(status, "SigCgt", signal)
-    ):
+    if stat is None or stat.state in STOPPED or not has_signal(status, "SigCgt", signal):
         return None
     thread = pid
     if stat.state != "R":
@@ -403,9 +377,7 @@ def _thread_to_ask(pid: int, signal: int) -> int | None:
 
     # A signal that is still pending is enough.
     return (
-        None
-        if any(has_signal(status_of_thread, kind, signal) for kind in _NOT_HANDLED)
-        else thread
+        None if any(has_signal(status_of_thread, kind, signal) for kind in _NOT_HANDLED) else thread
     )
 
 
@@ -439,14 +411,10 @@ def in_fork_s(pid: int) -> float:
     return max(0.0, stat.age_s)
 
 
-def stack_lines(
-    pid: int, calls: Iterable[tuple[str, int | None, str]]
-) -> tuple[str, ...]:
+def stack_lines(pid: int, calls: Iterable[tuple[str, int | None, str]]) -> tuple[str, ...]:
     """Calls that a process has reported, as a stack has them: `train.py:12 in step`."""
     cwd = _cwd(pid)
-    return tuple(
-        f"{shorten(file, cwd)}:{line or '???'} in {name}" for file, line, name in calls
-    )
+    return tuple(f"{shorten(file, cwd)}:{line or '???'} in {name}" for file, line, name in calls)
 
 
 def fatal_stack(file: Path) -> tuple[str, ...]:
@@ -472,9 +440,7 @@ def main_thread_stack(text: str, cwd: str) -> tuple[str, ...]:
         if "hread 0x" in line:
             frames = []
         elif match := _FRAME.match(line):
-            frames.append(
-                f"{shorten(match['file'], cwd)}:{match['line']} in {match['name']}"
-            )
+            frames.append(f"{shorten(match['file'], cwd)}:{match['line']} in {match['name']}")
 
     return tuple(frames[:MAX_FRAMES])
 

@@ -12,12 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from drumline.base.errors import log
-from drumline.net.connection import (
-    MAX_UNSENT_BYTES,
-    Acceptor,
-    PeerConnection,
-    PendingConnections,
-)
+from drumline.net.connection import MAX_UNSENT_BYTES, Acceptor, PeerConnection, PendingConnections
 from drumline.net.dial import Reason, reason_of
 from drumline.net.frames import FrameError, Message
 from drumline.net.handshake import answer, dial
@@ -55,18 +50,14 @@ class SidecarNetwork:
     ) -> None:
         self.me = me
         self.peers = {
-            peer.node: peer
-            for peer in peers
-            if peer.node != me and min(peer.node, me) < NUM_HUBS
+            peer.node: peer for peer in peers if peer.node != me and min(peer.node, me) < NUM_HUBS
         }
         """The nodes that this node is connected with."""
         # connections that were closed for what arrived on them, by the reason
         self.refused: Counter[str] = Counter()
         self._secret = secret
         self._on_message = on_message
-        self._acceptor = (
-            None if listener is None else Acceptor(listener, self._make_connection)
-        )
+        self._acceptor = None if listener is None else Acceptor(listener, self._make_connection)
         self._diallers = frozenset(node for node in self.peers if node > me)
         self._pending = PendingConnections({peer.address for peer in peers})
         self._connections: dict[int, PeerConnection] = {}
@@ -115,9 +106,7 @@ class SidecarNetwork:
         is full. `max_unsent`: bytes that may already wait on the connection."""
         connection = self._connections.get(node)
         try:
-            return connection is not None and connection.send(
-                message, max_unsent=max_unsent
-            )
+            return connection is not None and connection.send(message, max_unsent=max_unsent)
         except FrameError as error:
             log.warning(f"a message to node {node} was not sent: {error.what}")
             return False
@@ -211,9 +200,7 @@ class SidecarNetwork:
             is_ours=True,
         )
         call = await _connect(peer)
-        await asyncio.get_running_loop().create_connection(
-            lambda: connection, sock=call
-        )
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=call)
         await connection.ended.wait()
         if connection.node is None:
             self._results[peer.node] = connection.why
@@ -229,10 +216,7 @@ class SidecarNetwork:
             # If this process had no CPU time, messages that arrived meanwhile must be read first.
             if now - last < CHECK_S + LATE_S:
                 for node, connection in list(self._connections.items()):
-                    if (
-                        now - max(connection.since, self._heard_at.get(node, 0.0))
-                        > CLOSE_AFTER_S
-                    ):
+                    if now - max(connection.since, self._heard_at.get(node, 0.0)) > CLOSE_AFTER_S:
                         connection.end(Reason.NO_ANSWER)
                 self._probe_lost_nodes(now)
 
@@ -276,9 +260,7 @@ async def _connect(peer: Peer) -> socket.socket:
     call.setblocking(False)
     try:
         async with asyncio.timeout(DIAL_S):
-            await asyncio.get_running_loop().sock_connect(
-                call, (peer.address, peer.port)
-            )
+            await asyncio.get_running_loop().sock_connect(call, (peer.address, peer.port))
     except BaseException:
         call.close()
         raise

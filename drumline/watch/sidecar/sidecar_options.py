@@ -22,9 +22,7 @@ class SidecarOptions:
     """The node, its ranks, the other nodes, and what to do about a hang."""
 
     folder: str  # the watch folder: of this node and this start of its ranks
-    owns_folder: (
-        bool  # whether the sidecar removes it at its end; a launcher removes its own
-    )
+    owns_folder: bool  # whether the sidecar removes it at its end; a launcher removes its own
     node: int
     host: str
     ranks: tuple[int, ...]
@@ -55,6 +53,4 @@ class SidecarOptions:
             case "report":
                 return False
             case _:
-                raise ValueError(
-                    f"on_hang is {self.on_hang!r}: it takes restart, stop or report"
-                )
+                raise ValueError(f"on_hang is {self.on_hang!r}: it takes restart, stop or report")

@@ -61,9 +61,7 @@ class SidecarReporter:
         if alarm != "failure" or claim_report(self._folder):
             self.print(message)
 
-    def write_diagnosis(
-        self, raised: RaisedAlarm, cluster: ClusterState, unix_s: float
-    ) -> None:
+    def write_diagnosis(self, raised: RaisedAlarm, cluster: ClusterState, unix_s: float) -> None:
         """In the run folder: the diagnosis with all observations, and the event."""
         diagnosis = raised.diagnosis
 
@@ -71,9 +69,7 @@ class SidecarReporter:
             if run.exists():
                 check_own_folder(run, follow_links=True)
             folder = run / "diagnoses"
-            write_diagnosis(
-                folder, raised, cluster, launch=launch_of(run), unix_s=unix_s
-            )
+            write_diagnosis(folder, raised, cluster, launch=launch_of(run), unix_s=unix_s)
             event = {
                 "time": unix_s,
                 "kind": raised.alarm,
@@ -158,9 +154,7 @@ class SidecarReporter:
                 # Once per kind: a full disk would fail every second.
                 if error.errno not in self._reported_errors:
                     self._reported_errors.add(error.errno)
-                    self.print(
-                        f"the watchdog could not write to the run folder: {error}"
-                    )
+                    self.print(f"the watchdog could not write to the run folder: {error}")
             finally:
                 self._jobs.task_done()
 

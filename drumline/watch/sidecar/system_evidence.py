@@ -45,11 +45,7 @@ def kernel_lines(since: float) -> tuple[str, ...]:
     age_s = time.monotonic() - since
     begin_us = (time.clock_gettime(time.CLOCK_MONOTONIC_RAW) - age_s - SLACK_S) * 1e6
     records = map(parse_log_record, _log_records())
-    lines = (
-        text
-        for moment_us, text in records
-        if moment_us >= begin_us and _MATTERS.search(text)
-    )
+    lines = (text for moment_us, text in records if moment_us >= begin_us and _MATTERS.search(text))
 
     return tuple(list(lines)[-MAX_LINES:])
 
@@ -102,26 +98,16 @@ class OutOfMemoryCheck:
     def evidence(self) -> str:
         """Which memory was used up, if the kernel killed this process for it: `the limit of 512 MiB
         of its control group`. Empty: there is no such evidence."""
-        kills = [
-            match
-            for line in kernel_lines(self._since)
-            if (match := _OOM_KILL.match(line))
-        ]
+        kills = [match for line in kernel_lines(self._since) if (match := _OOM_KILL.match(line))]
         knows_pids = NAMESPACE.exists() and NAMESPACE.stat().st_ino == FIRST_NAMESPACE
-        own_kills = [
-            match for match in kills if knows_pids and int(match["pid"]) == self._pid
-        ]
+        own_kills = [match for match in kills if knows_pids and int(match["pid"]) == self._pid]
         if not own_kills:
             if (knows_pids and kills) or num_kills(self._folder) <= self._num_kills:
                 return ""  # it killed others, or none
-            own_kills = [
-                match for match in kills if match["group"].endswith(self._group)
-            ]
+            own_kills = [match for match in kills if match["group"].endswith(self._group)]
 
         limit = tightest_limit(self._folder, self._top) or self._limit
-        if limit and (
-            not own_kills or own_kills[-1]["constraint"] == "CONSTRAINT_MEMCG"
-        ):
+        if limit and (not own_kills or own_kills[-1]["constraint"] == "CONSTRAINT_MEMCG"):
             return f"the limit of {memory_size(limit)} of its control group"
         host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -130,26 +116,15 @@ class OutOfMemoryCheck:
 
 def num_kills(folder: Path | None) -> int:
     """How many processes of the group were killed so far."""
-    lines = (
-        line
-        for name in COUNTERS
-        if folder
-        for line in _text(folder / name).splitlines()
-    )
-    return next(
-        (int(count) for kind, count in map(str.split, lines) if kind == "oom_kill"), 0
-    )
+    lines = (line for name in COUNTERS if folder for line in _text(folder / name).splitlines())
+    return next((int(count) for kind, count in map(str.split, lines) if kind == "oom_kill"), 0)
 
 
 def tightest_limit(folder: Path | None, top: Path | None) -> int | None:
     """The smallest limit of the group and its parents, or None."""
     if folder is None or top is None:
         return None
-    folders = [
-        ancestor
-        for ancestor in (folder, *folder.parents)
-        if ancestor.is_relative_to(top)
-    ]
+    folders = [ancestor for ancestor in (folder, *folder.parents) if ancestor.is_relative_to(top)]
     texts = (_text(group / name).strip() for group in folders for name in LIMITS)
     limits = [int(text) for text in texts if text.isdigit()]
 
@@ -185,10 +160,6 @@ def link_problem(address: str) -> str:
     for interface in interfaces():
         if address in (interface.address, *interface.ipv6) and not interface.is_up:
             is_down = not is_enabled(interface.name)
-            return (
-                f"{interface.name} is down"
-                if is_down
-                else f"{interface.name} has no carrier"
-            )
+            return f"{interface.name} is down" if is_down else f"{interface.name} has no carrier"
 
     return ""

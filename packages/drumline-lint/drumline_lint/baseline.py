@@ -35,9 +35,7 @@ def write_baseline(file: Path, report: Report) -> None:
     try:
         file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UsageError(
-            f"--write-baseline {file} cannot be written: {error.strerror}"
-        ) from None
+        raise UsageError(f"--write-baseline {file} cannot be written: {error.strerror}") from None
 
 
 def read_baseline(file: Path) -> Counter[Entry]:
@@ -84,11 +82,7 @@ def _entries(document: Any) -> Counter[Entry]:
         if not isinstance(document, dict) or document.get("version") != VERSION:
             raise ValueError(f"it is no baseline of version {VERSION}")
         for item in document["findings"]:
-            counts[str(item["path"]), str(item["rule"]), str(item["line"])] += int(
-                item["count"]
-            )
+            counts[str(item["path"]), str(item["rule"]), str(item["line"])] += int(item["count"])
     except (TypeError, KeyError):
-        raise ValueError(
-            "its findings are not a list of path, rule, line and count"
-        ) from None
+        raise ValueError("its findings are not a list of path, rule, line and count") from None
     return counts

@@ -18,9 +18,7 @@ from drumline_lint.reading.notebook import line_in_file
 
 _HUNK = re.compile(r"@@ -[\d,]+ \+(?P<first>\d+)(?:,(?P<added>\d+))? @@")
 # Whatever the user has set, the output is the same, and no other program is started.
-_SETTINGS = (
-    "-c core.quotePath=false -c core.fsmonitor=false -c diff.relative=false".split()
-)
+_SETTINGS = "-c core.quotePath=false -c core.fsmonitor=false -c diff.relative=false".split()
 _DIFF = (
     "diff --no-ext-diff --no-textconv --no-color --unified=0 --find-renames --ignore-submodules "
     "--src-prefix=a/ --dst-prefix=b/"
@@ -51,9 +49,7 @@ def changes_since(revision: str, start: Path) -> Changes:
     top = _top(folder)
     base = _base(top, revision)
     lines = dict(_changed_lines(top, _git(top, *_DIFF.split(), base, "--")))
-    new_files = _git(top, "ls-files", "--others", "--exclude-standard", "-z").split(
-        "\0"
-    )
+    new_files = _git(top, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
     lines |= {str(top / name): [range(1, sys.maxsize)] for name in new_files if name}
     return Changes(str(top), lines)
 
@@ -61,9 +57,7 @@ def changes_since(revision: str, start: Path) -> Changes:
 def on_changed_lines(report: Report, changes: Changes) -> Report:
     """The report without the findings on other lines."""
     findings = [
-        finding
-        for finding in report.findings
-        if _is_changed(report, finding.place, changes)
+        finding for finding in report.findings if _is_changed(report, finding.place, changes)
     ]
     num_unchanged = len(report.findings) - len(findings)
     return replace(report, findings=findings, num_unchanged=num_unchanged)
@@ -71,10 +65,7 @@ def on_changed_lines(report: Report, changes: Changes) -> Report:
 
 def _is_changed(report: Report, place: Place, changes: Changes) -> bool:
     reading = report.readings[place.path]
-    lines = [
-        line_in_file(reading.data, place.cell, line)
-        for line in (place.line, place.end_line)
-    ]
+    lines = [line_in_file(reading.data, place.cell, line) for line in (place.line, place.end_line)]
     return changes.include(place.path, lines[0], lines[1])
 
 
@@ -94,9 +85,7 @@ def _base(top: Path, revision: str) -> str:
     try:
         if revision.startswith("-"):
             raise OSError("a revision does not begin with a hyphen")
-        commit = _git(
-            top, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"
-        ).strip()
+        commit = _git(top, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").strip()
     except OSError:
         raise UsageError(
             f"--since {revision}: {top} has no such revision",

@@ -29,23 +29,11 @@ from drumline_lint.linter import (
     run_rules,
     sift,
 )
-from drumline_lint.output.text import (
-    as_explanation,
-    as_list,
-    as_statistics,
-    as_text,
-    plural,
-)
+from drumline_lint.output.text import as_explanation, as_list, as_statistics, as_text, plural
 from drumline_lint.reading.discovery import find_files
 from drumline_lint.reading.parse import Reading
 from drumline_lint.rules import all_rules
-from drumline_lint.settings import (
-    GivenSettings,
-    Settings,
-    find_rule,
-    make_settings,
-    split_words,
-)
+from drumline_lint.settings import GivenSettings, Settings, find_rule, make_settings, split_words
 from drumline_lint.terminal import print_message, show, show_progress
 
 HELP = """\
@@ -104,7 +92,9 @@ exit codes: 0 no error and no warning (notes never fail), 1 there are some,
             2 wrong usage, or a file that could not be read
 """
 MANY_FILES = 50
-UNEXPECTED = "try: report it as a bug, with the lines above, unless they name something that you can fix"
+UNEXPECTED = (
+    "try: report it as a bug, with the lines above, unless they name something that you can fix"
+)
 FORMATS = ("text", "json", "sarif", "github")
 
 
@@ -116,10 +106,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point of `drumline-lint`; returns the exit code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors in (
-            "strict",
-            "surrogateescape",
-        ):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
     try:
         return run(sys.argv[1:] if argv is None else argv)
@@ -128,10 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         frames = traceback.format_exc().splitlines()
         print_message(
-            "drumline-lint",
-            f"error: {type(error).__name__}: {error}",
-            *frames,
-            UNEXPECTED,
+            "drumline-lint", f"error: {type(error).__name__}: {error}", *frames, UNEXPECTED
         )
         return ExitCode.USAGE
 
@@ -175,22 +159,20 @@ def _flags(argv: Sequence[str], prog: str) -> argparse.Namespace:
         parser.add_argument(name, action="append", default=[])
     parser.add_argument("--format", choices=FORMATS)
     parser.add_argument("--severity", choices=[*map(str, Severity)])
-    for name in "explain output stdin-filename since baseline write-baseline cache-dir jobs".split():
+    for (
+        name
+    ) in "explain output stdin-filename since baseline write-baseline cache-dir jobs".split():
         parser.add_argument(f"--{name}")
     for name in "fix diff statistics list exit-zero no-config no-cache version".split():
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
     flags, unknown = parser.parse_known_intermixed_args(list(argv))
     if unknown:
-        flag_names = [
-            name for action in parser._actions for name in action.option_strings
-        ]
+        flag_names = [name for action in parser._actions for name in action.option_strings]
         flag = unknown[0].partition("=")[0]
         meant = did_you_mean(flag, flag_names)
         hint = f"; {meant}" if meant.startswith("did") else ""
-        raise UsageError(
-            f"{prog} has no flag {flag}{hint}", next_step=f"read {prog} --help"
-        )
+        raise UsageError(f"{prog} has no flag {flag}{hint}", next_step=f"read {prog} --help")
     flags.prog = prog
     return flags
 
@@ -198,23 +180,16 @@ def _flags(argv: Sequence[str], prog: str) -> argparse.Namespace:
 def _refuse_contradictions(flags: argparse.Namespace) -> None:
     if not flags.paths:
         raise UsageError(
-            "no PATH was given",
-            next_step=f"give files or folders, as in: {flags.prog} .",
+            "no PATH was given", next_step=f"give files or folders, as in: {flags.prog} ."
         )
     stdin = "-" in flags.paths
     is_json = flags.format in ("json", "sarif")
     changes = flags.fix or flags.diff
     contradictions = (
         (flags.stdin_filename and not stdin, "--stdin-filename belongs to the path -"),
-        (
-            flags.fix and stdin,
-            "what comes from the standard input cannot be fixed; use --diff",
-        ),
+        (flags.fix and stdin, "what comes from the standard input cannot be fixed; use --diff"),
         (flags.since and stdin, "--since is about files, not the standard input"),
-        (
-            flags.since and changes,
-            "--since is about the lines as they are, not --fix or --diff",
-        ),
+        (flags.since and changes, "--since is about the lines as they are, not --fix or --diff"),
         (
             flags.write_baseline and (flags.since or flags.baseline or changes),
             "--write-baseline records all findings: leave out --since, --baseline, --fix and --diff",
@@ -233,9 +208,7 @@ def _refuse_contradictions(flags: argparse.Namespace) -> None:
             raise UsageError(message)
 
 
-def _lint(
-    flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str, Rule]
-) -> int:
+def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str, Rule]) -> int:
     settings = _settings(flags, docs)
     discovery = find_files(
         [Path(path) for path in flags.paths if path != "-"],
@@ -249,13 +222,7 @@ def _lint(
 
     def checked(readings: Sequence[Reading]) -> Report:
         return only_new(
-            check(
-                readings,
-                rules,
-                settings,
-                problems=discovery.problems,
-                progress=progress,
-            )
+            check(readings, rules, settings, problems=discovery.problems, progress=progress)
         )
 
     if flags.fix or flags.diff:
@@ -302,9 +269,7 @@ def _jobs(flags: argparse.Namespace) -> int:
     try:
         return num_processes(flags.jobs or "auto")
     except ValueError:
-        raise UsageError(
-            f"--jobs {flags.jobs}: give a number from 1 on, or auto"
-        ) from None
+        raise UsageError(f"--jobs {flags.jobs}: give a number from 1 on, or auto") from None
 
 
 def _cache_folder(flags: argparse.Namespace, rules: Mapping[str, Any]) -> Path | None:
@@ -341,9 +306,7 @@ def _new_findings(flags: argparse.Namespace) -> Callable[[Report], Report]:
     return only_new
 
 
-def _write_baseline(
-    flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule]
-) -> int:
+def _write_baseline(flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> int:
     """Files that could not be read are reported: they have no findings to record."""
     from drumline_lint.baseline import write_baseline
 
@@ -363,14 +326,8 @@ def _settings(arguments: argparse.Namespace, docs: Mapping[str, Rule]) -> Settin
         exclude=arguments.exclude,
         severity=None if arguments.severity is None else Severity(arguments.severity),
     )
-    first = (
-        arguments.stdin_filename or "."
-        if arguments.paths[0] == "-"
-        else arguments.paths[0]
-    )
-    return make_settings(
-        flags, docs, start=Path(first), use_file=not arguments.no_config
-    )
+    first = arguments.stdin_filename or "." if arguments.paths[0] == "-" else arguments.paths[0]
+    return make_settings(flags, docs, start=Path(first), use_file=not arguments.no_config)
 
 
 def _stdin(flags: argparse.Namespace) -> tuple[Path, bytes] | None:
@@ -400,9 +357,7 @@ def _fix(
     return write(fixed, checked, outside) if flags.fix else checked(readings)
 
 
-def _report(
-    flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule]
-) -> None:
+def _report(flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> None:
     text = _findings_for(flags, report, docs)
     if flags.output is None:
         _print(text, is_coloured=_is_coloured(flags))
@@ -410,14 +365,10 @@ def _report(
     try:
         Path(flags.output).write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        raise UsageError(
-            f"--output {flags.output} cannot be written: {error.strerror}"
-        ) from None
+        raise UsageError(f"--output {flags.output} cannot be written: {error.strerror}") from None
 
 
-def _findings_for(
-    flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule]
-) -> str:
+def _findings_for(flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> str:
     colour = _is_coloured(flags)
     if flags.format in (None, "text"):
         if flags.statistics:

@@ -45,8 +45,4 @@ def did_you_mean(word: str, choices: Iterable[str], *, known_as: str = "known") 
     """The end of a message about an unknown name: the nearest known one, otherwise all of them."""
     names = sorted(choices)
     nearest = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    return (
-        f"did you mean {nearest[0]!r}?"
-        if nearest
-        else f"{known_as}: {', '.join(names)}"
-    )
+    return f"did you mean {nearest[0]!r}?" if nearest else f"{known_as}: {', '.join(names)}"

@@ -153,9 +153,7 @@ def rule(
         id=number,
         name=section["name"],
         severity=Severity(section["severity"].lower()),
-        why="\n\n".join(
-            " ".join(part.split()) for part in section["why"].split("\n\n")
-        ),
+        why="\n\n".join(" ".join(part.split()) for part in section["why"].split("\n\n")),
         bad=section["bad"] or "",
         good=section["good"] or "",
         language=_LANGUAGES.get(section["language"], "python"),
@@ -189,12 +187,7 @@ def problem(
     severity: Severity | None = None,
 ) -> Finding:
     place = Place(
-        path=str(path),
-        cell=cell,
-        line=line,
-        column=column,
-        end_line=line,
-        end_column=column,
+        path=str(path), cell=cell, line=line, column=column, end_line=line, end_column=column
     )
     return Finding(
         rule=rule.id,
@@ -215,11 +208,4 @@ def split_lines(text: str) -> list[str]:
 
 def column_of(line: str, offset: int) -> int:
     """`ast` counts bytes of UTF-8 from 0; editors count characters from 1."""
-    return (
-        len(
-            line.encode(errors="surrogateescape")[:offset].decode(
-                errors="surrogateescape"
-            )
-        )
-        + 1
-    )
+    return len(line.encode(errors="surrogateescape")[:offset].decode(errors="surrogateescape")) + 1

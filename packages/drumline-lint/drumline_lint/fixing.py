@@ -10,14 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from drumline_lint.findings import (
-    UNREADABLE,
-    Edit,
-    Finding,
-    column_of,
-    problem,
-    split_lines,
-)
+from drumline_lint.findings import UNREADABLE, Edit, Finding, column_of, problem, split_lines
 from drumline_lint.linter import Report, is_notebook
 from drumline_lint.reading.parse import Reading, read_bytes
 
@@ -34,9 +27,7 @@ class Span:
 
     def touches(self, span: Span) -> bool:
         """Whether both change the same characters, or insert at the same position."""
-        return self.start == span.start or (
-            self.start < span.end and span.start < self.end
-        )
+        return self.start == span.start or (self.start < span.end and span.start < self.end)
 
 
 def spans_of(text: str, edits: Iterable[Edit]) -> list[Span]:
@@ -54,9 +45,7 @@ def spans_of(text: str, edits: Iterable[Edit]) -> list[Span]:
         return starts[line - 1] + column_of(lines[line - 1], offset) - 1
 
     spans = [
-        Span(
-            position(*edit.start), position(*edit.end), edit.text.replace("\n", newline)
-        )
+        Span(position(*edit.start), position(*edit.end), edit.text.replace("\n", newline))
         for edit in edits
     ]
     if any(span.end < span.start for span in spans):
@@ -104,12 +93,8 @@ def fix(readings: Sequence[Reading], check: Check) -> Fixed:
     counts: Counter[Path] = Counter()
     report = check(readings)
     for _ in range(MOST_ROUNDS):
-        mended = {
-            path: _fixed_file(reading, report.findings) for path, reading in now.items()
-        }
-        applied = Counter(
-            {path: number for path, (_, number) in mended.items() if number}
-        )
+        mended = {path: _fixed_file(reading, report.findings) for path, reading in now.items()}
+        applied = Counter({path: number for path, (_, number) in mended.items() if number})
         if not applied:
             break
         now.update({path: mended[path][0] for path in applied})
@@ -142,9 +127,7 @@ def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Repor
             _write_whole(path, fixed.before[path].data, fixed.after[path].data)
         except OSError as error:
             message = f"the file was not fixed: {error.strerror or error}"
-            problems.append(
-                problem(UNREADABLE, path, message, fix="allow writing, or use --diff")
-            )
+            problems.append(problem(UNREADABLE, path, message, fix="allow writing, or use --diff"))
             del fixed.after[path], fixed.counts[path]
     if not problems:
         return fixed.report
@@ -201,11 +184,7 @@ def _applied(reading: Reading, groups: Sequence[Sequence[Span]]) -> Reading | No
     except UnicodeEncodeError:
         return None
     mended = read_bytes(reading.path, data)
-    return (
-        None
-        if mended.problems or mended.content is None or data == reading.data
-        else mended
-    )
+    return None if mended.problems or mended.content is None or data == reading.data else mended
 
 
 def _text(reading: Reading) -> str:
@@ -229,9 +208,7 @@ def _called(path: Path) -> str:
 
 
 def _diff(path: str, before: Reading, after: Reading) -> Iterator[str]:
-    for line in difflib.unified_diff(
-        _lines(before), _lines(after), f"a/{path}", f"b/{path}"
-    ):
+    for line in difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}"):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 

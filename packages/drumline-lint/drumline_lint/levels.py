@@ -42,9 +42,7 @@ class Ceiling:
     complete: Severity
 
     def at(self, evidence: Evidence) -> Severity:
-        return (self.perhaps_one_process, self.several_programs, self.complete)[
-            evidence
-        ]
+        return (self.perhaps_one_process, self.several_programs, self.complete)[evidence]
 
 
 # The level of a rule in rules.md says what its findings have earned. An error: what was judged
@@ -77,9 +75,7 @@ def limited(finding: Finding, rule: Rule, evidence: Evidence) -> Finding:
     is_error = rule.severity is finding.severity is Severity.ERROR
     usual = _OF_ERRORS if is_error else _OF_OTHERS
     ceiling = _WITH_LESS_EVIDENCE.get(rule.id, usual).at(evidence)
-    return replace(
-        finding, severity=min(finding.severity, ceiling, key=lambda each: each.weight)
-    )
+    return replace(finding, severity=min(finding.severity, ceiling, key=lambda each: each.weight))
 
 
 def is_set_aside(path: Path) -> bool:
@@ -93,9 +89,7 @@ def copied_libraries(paths: Sequence[Path]) -> list[Path]:
         for path in paths
         if path.name == "setup.py" and path.parent.name.lower() in _LIBRARIES
     }
-    return [
-        root for root in roots if not all(path.is_relative_to(root) for path in paths)
-    ]
+    return [root for root in roots if not all(path.is_relative_to(root) for path in paths)]
 
 
 def evidence_of(program: Program, source: Source) -> Evidence:
@@ -104,9 +98,7 @@ def evidence_of(program: Program, source: Source) -> Evidence:
     is_of_framework = bool(framework(program, source))
     if not any(map(speaks_of_ranks, connected(program, source))):
         return Evidence.COMPLETE
-    if is_of_framework and (
-        starts_ranks(program, source) or not speaks_of_ranks(source)
-    ):
+    if is_of_framework and (starts_ranks(program, source) or not speaks_of_ranks(source)):
         return Evidence.COMPLETE
     num_programs, num_with_ranks = programs_with_ranks(program, source)
     if num_with_ranks == 0:
@@ -121,7 +113,5 @@ def is_run(program: Program, source: Source, finding: Finding) -> bool:
     programs with ranks import the file, something in them."""
     place = finding.place
     not_run = [*unused_lines(program, source), *lines_of_one_process(program, source)]
-    is_unused = place.path == str(source.path) and any(
-        place.line in lines for lines in not_run
-    )
+    is_unused = place.path == str(source.path) and any(place.line in lines for lines in not_run)
     return not source.is_test and not is_unused

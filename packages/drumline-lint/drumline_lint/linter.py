@@ -44,12 +44,7 @@ from drumline_lint.reading.launchers import Launch, launches, training_file
 from drumline_lint.reading.manifest import Manifest
 from drumline_lint.reading.parse import Reading, decode, read_file
 from drumline_lint.reading.shell import Script
-from drumline_lint.reading.source import (
-    CANNOT_PARSE,
-    Source,
-    is_silenced,
-    syntax_problem,
-)
+from drumline_lint.reading.source import CANNOT_PARSE, Source, is_silenced, syntax_problem
 from drumline_lint.settings import Settings
 
 RuleModules = Mapping[str, Any]
@@ -93,8 +88,7 @@ class Report:
     @property
     def files_read(self) -> int:
         return sum(
-            (reading.content is not None or not reading.problems)
-            and not reading.is_skipped
+            (reading.content is not None or not reading.problems) and not reading.is_skipped
             for reading in self.readings.values()
         )
 
@@ -118,13 +112,9 @@ class Report:
         content = reading.content
         if content is None and reading.path.suffix == ".ipynb":
             return None
-        text = (
-            reading.data.decode(errors="replace") if content is None else content.text
-        )
+        text = reading.data.decode(errors="replace") if content is None else content.text
         lines = split_lines(text)
-        number = (
-            place.line if content is None else _line_of_text(content, place, place.line)
-        )
+        number = place.line if content is None else _line_of_text(content, place, place.line)
         return lines[number - 1] if 0 < number <= len(lines) else None
 
 
@@ -148,9 +138,7 @@ def all_docs(rules: RuleModules) -> dict[str, Rule]:
     return {**OWN_RULES, **{number: module.RULE for number, module in rules.items()}}
 
 
-def read_all(
-    files: Sequence[Path], *, stdin: tuple[Path, bytes] | None = None
-) -> list[Reading]:
+def read_all(files: Sequence[Path], *, stdin: tuple[Path, bytes] | None = None) -> list[Reading]:
     """Each file, and the standard input under its given name. Python is not parsed yet."""
     from_stdin = [] if stdin is None else [decode(*stdin)]
     return from_stdin + [read_file(path) for path in files]
@@ -165,9 +153,7 @@ def check(
     progress: Progress = no_progress,
 ) -> Report:
     """Run every selected rule; `problems`: those found before."""
-    return sift(
-        readings, run_rules(readings, rules, settings, progress), settings, problems
-    )
+    return sift(readings, run_rules(readings, rules, settings, progress), settings, problems)
 
 
 def run_rules(
@@ -180,19 +166,13 @@ def run_rules(
 ) -> Results:
     """`jobs`: how many processes to use at most. Files that import each other are parsed and checked
     in one."""
-    chosen = {
-        number: module for number, module in rules.items() if number in settings.chosen
-    }
+    chosen = {number: module for number, module in rules.items() if number in settings.chosen}
     scripts = [script for reading in readings for script in reading.scripts]
-    sources = [
-        reading.content for reading in readings if isinstance(reading.content, Source)
-    ]
+    sources = [reading.content for reading in readings if isinstance(reading.content, Source)]
     readmes = [reading.readme for reading in readings if reading.readme is not None]
     documents = documents_by_path(readings)
     launched = launches_by_file([*scripts, *readmes], documents)
-    check_part = functools.partial(
-        _check_part, chosen, progress, launched, documents, os.getpid()
-    )
+    check_part = functools.partial(_check_part, chosen, progress, launched, documents, os.getpid())
     results = Results()
     for part in in_processes(check_part, _parts_of(projects(sources), jobs)):
         results.extend(part)
@@ -229,9 +209,7 @@ def sift(
         ),
         key=_order,
     )
-    every_problem = sorted(
-        dict.fromkeys([*problems, *unread, *results.problems]), key=_order
-    )
+    every_problem = sorted(dict.fromkeys([*problems, *unread, *results.problems]), key=_order)
     return Report(
         findings=[finding for finding in findings if settings.is_shown(finding)],
         hidden=[finding for finding in findings if not settings.is_shown(finding)],
@@ -244,9 +222,7 @@ def is_notebook(readings: Mapping[str, Reading], finding: Finding) -> bool:
     """Whether it was found in a notebook, whose text is not the text of the file."""
     reading = readings.get(finding.place.path)
     return (
-        reading is not None
-        and isinstance(reading.content, Source)
-        and reading.content.is_notebook
+        reading is not None and isinstance(reading.content, Source) and reading.content.is_notebook
     )
 
 
@@ -306,9 +282,7 @@ def _is_parsed(results: Results, source: Source) -> bool:
         results.problems.append(syntax_problem(error, source.path))
         results.unparsed.append(str(source.path))
         return False
-    with contextlib.suppress(
-        Exception
-    ):  # a file that cannot be analyzed is reported later
+    with contextlib.suppress(Exception):  # a file that cannot be analyzed is reported later
         index_of(source)  # now: the tree that it replaces takes more memory
     return True
 
@@ -321,9 +295,7 @@ def _check_project(
     documents: Mapping[Path, str],
 ) -> Iterator[Source]:
     """Yields each file before it is checked."""
-    applicable = {
-        number: module for number, module in rules.items() if hasattr(module, "check")
-    }
+    applicable = {number: module for number, module in rules.items() if hasattr(module, "check")}
     if not any(map(speaks_of_ranks, project)):
         applicable = {
             number: module
@@ -360,9 +332,7 @@ def launches_by_file(
         for launch in launches(script):
             name = training_file(launch)
             for folder in script.path.parents if name else ():
-                launched.setdefault(Path(os.path.normpath(folder / name)), []).append(
-                    launch
-                )
+                launched.setdefault(Path(os.path.normpath(folder / name)), []).append(launch)
     return launched
 
 
@@ -434,9 +404,7 @@ def _failure(error: Exception, path: Path, who: str) -> Finding:
     where = traceback.extract_tb(error.__traceback__)[-1]
     message = f"{who} failed on this file, which is a bug of drumline-lint: {type(error).__name__}: {error}"
     return problem(
-        RULE_FAILED,
-        path,
-        f"{message} ({Path(where.filename).name}, line {where.lineno})",
+        RULE_FAILED, path, f"{message} ({Path(where.filename).name}, line {where.lineno})"
     )
 
 
@@ -449,9 +417,7 @@ def _asks_for_silence(finding: Finding, readings: Mapping[str, Reading]) -> bool
     if content is None or not content.silenced:
         return False
     place = finding.place
-    first, last = (
-        _line_of_text(content, place, line) for line in (place.line, place.end_line)
-    )
+    first, last = (_line_of_text(content, place, line) for line in (place.line, place.end_line))
     return is_silenced(content.silenced, finding.rule, finding.name, (first, last))
 
 
@@ -465,11 +431,4 @@ def _line_of_text(content: Source | Script | Manifest, place: Place, line: int) 
 
 def _order(finding: Finding) -> tuple[str, int, int, int, str, str]:
     place = finding.place
-    return (
-        place.path,
-        place.cell or 0,
-        place.line,
-        place.column,
-        finding.rule,
-        finding.message,
-    )
+    return place.path, place.cell or 0, place.line, place.column, finding.rule, finding.message

@@ -23,9 +23,7 @@ def num_processes(jobs: str) -> int:
     return number if hasattr(os, "fork") else 1
 
 
-def in_processes(
-    work: Callable[[Part], Outcome], parts: Sequence[Part]
-) -> list[Outcome]:
+def in_processes(work: Callable[[Part], Outcome], parts: Sequence[Part]) -> list[Outcome]:
     """The outcome for each part, in order. This process does the first one, and again any whose
     process was killed."""
     if len(parts) < 2:

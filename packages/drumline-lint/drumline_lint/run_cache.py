@@ -76,8 +76,7 @@ def _finding(item: dict[str, Any]) -> Finding:
     item["severity"] = Severity(item["severity"])
     item["place"] = Place(**item["place"])
     edits = [
-        {**edit, "start": tuple(edit["start"]), "end": tuple(edit["end"])}
-        for edit in item["edits"]
+        {**edit, "start": tuple(edit["start"]), "end": tuple(edit["end"])} for edit in item["edits"]
     ]
     item["edits"] = tuple(Edit(**edit) for edit in edits)
     return Finding(**item)

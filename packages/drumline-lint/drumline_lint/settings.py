@@ -101,10 +101,7 @@ class Settings:
         )
 
     def is_shown(self, finding: Finding) -> bool:
-        return (
-            finding.rule in self.named
-            or finding.severity.weight >= self.severity.weight
-        )
+        return finding.rule in self.named or finding.severity.weight >= self.severity.weight
 
 
 def make_settings(
@@ -137,9 +134,7 @@ def make_settings(
     )
 
 
-def _selected_rules(
-    selection: Selection, ignore: Selection, rules: Rules
-) -> frozenset[str]:
+def _selected_rules(selection: Selection, ignore: Selection, rules: Rules) -> frozenset[str]:
     """A rule's full name takes precedence over the beginning of a number; otherwise `ignore` over
     `select`. Unreadable files are always reported."""
     selected = selection.all | OWN_RULES.keys() if selection.all else frozenset(rules)
@@ -165,8 +160,7 @@ def _toml(path: Path) -> dict[str, Any]:
         return parse_toml(read_regular(path, most=SETTINGS_BYTES).decode())
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} cannot be read: {error}",
-            next_step="fix it, or ignore it with --no-config",
+            f"{path} cannot be read: {error}", next_step="fix it, or ignore it with --no-config"
         ) from None
 
 
@@ -176,9 +170,7 @@ def _checked(table: Mapping[str, Any], where: str) -> GivenSettings:
     for key, value in table.items():
         is_right, what = FORMS.get(key, (None, ""))
         if is_right is None:
-            problems.append(
-                f"{where}: there is no setting {key!r}; {did_you_mean(key, FORMS)}"
-            )
+            problems.append(f"{where}: there is no setting {key!r}; {did_you_mean(key, FORMS)}")
         elif not is_right(value):
             problems.append(f"{where}: {key} is {what}, not {value!r}")
     if problems:
@@ -189,8 +181,7 @@ def _checked(table: Mapping[str, Any], where: str) -> GivenSettings:
         exclude=list(table.get("exclude", [])),
         severity=Severity(table["severity"]) if "severity" in table else None,
         per_file_ignores={
-            glob: _words(words)
-            for glob, words in table.get("per-file-ignores", {}).items()
+            glob: _words(words) for glob, words in table.get("per-file-ignores", {}).items()
         },
     )
 

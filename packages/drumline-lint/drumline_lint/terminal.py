@@ -26,10 +26,7 @@ def one_line(text: object) -> str:
 
 def print_message(prefix: str, text: object, *indented: object) -> None:
     """Print a line on stderr after the command's name, and others below it, indented."""
-    lines = [
-        f"{prefix}: {one_line(text)}",
-        *(f"  {one_line(line)}".rstrip() for line in indented),
-    ]
+    lines = [f"{prefix}: {one_line(text)}", *(f"  {one_line(line)}".rstrip() for line in indented)]
     clear = CLEAR_LINE if sys.stderr is not None and sys.stderr.isatty() else ""
     _write(clear + "".join(f"{line}\n" for line in lines), sys.stderr)
 
@@ -40,9 +37,7 @@ def show(text: str, *, is_coloured: bool = False) -> None:
 
     def shown(character: re.Match[str]) -> str:
         is_colour = is_coloured and len(character[0]) > 1
-        return (
-            character[0] if is_colour or character[0] == "\n" else _escaped(character)
-        )
+        return character[0] if is_colour or character[0] == "\n" else _escaped(character)
 
     if is_coloured or (sys.stdout is not None and sys.stdout.isatty()):
         text = _SPECIAL.sub(shown, text)

@@ -34,13 +34,7 @@ def with_rules(page: str, rules: Sequence[Rule]) -> str:
 
 def _row(rule: Rule) -> str:
     link = f"[{rule.id}](../{RULES_FILE}#{rule.id.lower()}-{rule.name})"
-    cells = [
-        link,
-        rule.name,
-        rule.severity,
-        rule.summary,
-        "yes" if rule.fixable else "no",
-    ]
+    cells = [link, rule.name, rule.severity, rule.summary, "yes" if rule.fixable else "no"]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

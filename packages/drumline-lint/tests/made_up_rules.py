@@ -32,11 +32,7 @@ def rule(number: str, name: str, severity: Severity, *, fixable: bool = False) -
 
 def calls_of(tree: ast.AST, name: str) -> Iterator[ast.Call]:
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == name
-        ):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
             yield node
 
 
@@ -59,9 +55,7 @@ def calling(made: Rule, name: str, *, instead: str | None = None) -> SimpleNames
     return SimpleNamespace(RULE=made, check=look)
 
 
-BAD = calling(
-    rule("DL101", "bad-call", Severity.ERROR, fixable=True), "bad", instead="good"
-)
+BAD = calling(rule("DL101", "bad-call", Severity.ERROR, fixable=True), "bad", instead="good")
 POOR = calling(rule("DL102", "poor-call", Severity.WARNING), "poor")
 ODD = calling(rule("DL201", "odd-call", Severity.NOTE), "odd")
 RULES: dict[str, Any] = {"DL101": BAD, "DL102": POOR, "DL201": ODD}
@@ -70,14 +64,10 @@ USUAL = Settings(chosen=frozenset(DOCS))
 
 
 def report_of(
-    files: dict[str, str | bytes],
-    rules: dict[str, Any] = RULES,
-    settings: Settings | None = None,
+    files: dict[str, str | bytes], rules: dict[str, Any] = RULES, settings: Settings | None = None
 ) -> Report:
     """Of files that are nowhere; all is shown, unless there are settings."""
-    settings = settings or Settings(
-        chosen=frozenset(all_docs(rules)), severity=Severity.NOTE
-    )
+    settings = settings or Settings(chosen=frozenset(all_docs(rules)), severity=Severity.NOTE)
     readings = [
         read_bytes(Path(name), text.encode() if isinstance(text, str) else text)
         for name, text in files.items()

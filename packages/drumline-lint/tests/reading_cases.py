@@ -21,16 +21,9 @@ from drumline_lint.reading.source import Source
 from drumline_lint.rules import all_rules
 
 CASES = Path(__file__).parent / "cases"
-NAMES = {
-    "python": "case.py",
-    "sh": "case.sh",
-    "yaml": "case.yaml",
-    "dockerfile": "Dockerfile",
-}
+NAMES = {"python": "case.py", "sh": "case.sh", "yaml": "case.yaml", "dockerfile": "Dockerfile"}
 _HEADING = re.compile(r"^## (?P<kind>bad|good): (?P<title>.*)$", re.MULTILINE)
-_BLOCK = re.compile(
-    r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
-)
+_BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"\A# file: (?P<name>\S+)\n")
 _MARK = re.compile(r"# <- (?P<rules>[A-Z0-9, ]+)$")
 _LINES = re.compile(r"\(lines? (?P<numbers>[0-9, ]+)\)")
@@ -53,17 +46,13 @@ class Case:
 def read_cases(rule: str, text: str) -> list[Case]:
     """All of one rule's."""
     parts = _HEADING.split(text)[1:]
-    return [
-        _case(rule, *parts[number : number + 3]) for number in range(0, len(parts), 3)
-    ]
+    return [_case(rule, *parts[number : number + 3]) for number in range(0, len(parts), 3)]
 
 
 def findings_in(files: tuple[tuple[str, str], ...]) -> list[Finding]:
     """What all rules say of some files."""
     python = [(name, text) for name, text in files if name.endswith(".py")]
-    program = Program(
-        [Source(Path(name), text, ast.parse(text)) for name, text in python]
-    )
+    program = Program([Source(Path(name), text, ast.parse(text)) for name, text in python])
     distributed = distributed_sources(program)
     readings = [
         read_bytes(Path(name), text.encode(errors="surrogateescape"))
@@ -110,8 +99,6 @@ def _case(rule: str, kind: str, title: str, body: str) -> Case:
             if mark and rule in re.split(r"[, ]+", mark["rules"]):
                 expected.add((name, number))
     if told := _LINES.search(title):
-        expected |= {
-            (files[0][0], int(number)) for number in told["numbers"].split(",")
-        }
+        expected |= {(files[0][0], int(number)) for number in told["numbers"].split(",")}
     assert files, f"{rule}: {title!r} has no code"
     return Case(rule, kind, title, tuple(files), frozenset(expected))

@@ -10,18 +10,12 @@ from test_program_values import program_of
 
 
 def distributed(files: dict[str, str]) -> set[str]:
-    return {
-        str(source.path.with_suffix(""))
-        for source in distributed_sources(program_of(files))
-    }
+    return {str(source.path.with_suffix("")) for source in distributed_sources(program_of(files))}
 
 
 def imports_of(first: str, files: dict[str, str]) -> list[str]:
     program = program_of({first: files[first], **files})
-    return [
-        str(one.path.with_suffix(""))
-        for one in imported_sources(program, program.sources[0])
-    ]
+    return [str(one.path.with_suffix("")) for one in imported_sources(program, program.sources[0])]
 
 
 INITS = "import torch.distributed as dist\ndef setup():\n    dist.init_process_group('nccl')\n"
@@ -68,9 +62,7 @@ def test_who_calls_another_files_function_that_starts_one_is() -> None:
 
 
 def test_who_imports_such_a_function_without_calling_it_is_not() -> None:
-    assert distributed({"train": "from helper import setup", "helper": INITS}) == {
-        "helper"
-    }
+    assert distributed({"train": "from helper import setup", "helper": INITS}) == {"helper"}
 
 
 def test_who_calls_something_else_of_such_a_file_is_not() -> None:
@@ -111,9 +103,7 @@ def test_through_what_a_package_hands_on() -> None:
 
 def test_a_class_of_another_file() -> None:
     group = "import torch.distributed as dist\nclass Group:\n    def begin(self):\n        dist.barrier()\n"
-    assert distributed(
-        {"train": "from group import Group\nGroup().begin()", "group": group}
-    ) == {
+    assert distributed({"train": "from group import Group\nGroup().begin()", "group": group}) == {
         "train",
         "group",
     }
@@ -148,8 +138,7 @@ def test_a_module_imported_with_its_package_is_found() -> None:
 def test_an_import_of_a_library_does_not_import_the_package_around() -> None:
     assert (
         imports_of(
-            "pkg/train",
-            {"pkg/train": "import os\nfrom torch import nn", "pkg/__init__": ""},
+            "pkg/train", {"pkg/train": "import os\nfrom torch import nn", "pkg/__init__": ""}
         )
         == []
     )

@@ -8,12 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-from drumline_lint.flow.guards import (
-    guards,
-    is_main_only,
-    is_on_every_rank,
-    is_single_process,
-)
+from drumline_lint.flow.guards import guards, is_main_only, is_on_every_rank, is_single_process
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
@@ -28,13 +23,10 @@ def place(*texts: str) -> tuple[Program, ast.Call]:
     """The one call of `here()` in some files: a.py, b.py and so on."""
     whole = [BEFORE + dedent(text) for text in texts]
     sources = [
-        Source(Path(f"{'abc'[n]}.py"), text, ast.parse(text))
-        for n, text in enumerate(whole)
+        Source(Path(f"{'abc'[n]}.py"), text, ast.parse(text)) for n, text in enumerate(whole)
     ]
     program = Program(sources)
-    (call,) = [
-        call for one in sources for call in program.index(one).calls.get("here", ())
-    ]
+    (call,) = [call for one in sources for call in program.index(one).calls.get("here", ())]
     return program, call
 
 
@@ -186,22 +178,13 @@ def test_every_rank(name: str) -> None:
         ("if rank:\n    here()", {OTHERS}),
         ("if rank == 0:\n    pass\nelse:\n    here()", {OTHERS}),
         ("if rank in (0, 1):\n    here()", {SOME}),
-        (
-            "if rank == 0 or always:\n    here()",
-            {RankTest("global", True, is_needed=False)},
-        ),
+        ("if rank == 0 or always:\n    here()", {RankTest("global", True, is_needed=False)}),
         (
             "if rank == 0 and log:\n    pass\nelse:\n    here()",
             {RankTest("global", False, is_needed=False)},
         ),
-        (
-            "with main_process_first():\n    here()",
-            {RankTest("global", True, is_needed=False)},
-        ),
-        (
-            "@local_main_process_only\ndef f():\n    here()\nf()",
-            {RankTest("local", True)},
-        ),
+        ("with main_process_first():\n    here()", {RankTest("global", True, is_needed=False)}),
+        ("@local_main_process_only\ndef f():\n    here()\nf()", {RankTest("local", True)}),
     ],
 )
 def test_some_ranks(text: str, expected: set[RankTest]) -> None:
@@ -281,9 +264,7 @@ def test_helpers_in_another_file() -> None:
 
 
 def test_a_caller_in_another_file() -> None:
-    program, call = place(
-        "def save():\n    here()", "import a\nif rank == 0:\n    a.save()"
-    )
+    program, call = place("def save():\n    here()", "import a\nif rank == 0:\n    a.save()")
     assert is_main_only(guards(program, call))
 
 

@@ -22,23 +22,18 @@ def read(text: str) -> tuple[Program, Source]:
 def batches(text: str) -> list[str]:
     """The first lines of the loops that train."""
     program, source = read(text)
-    return [
-        source.lines[loop.lineno - 1].strip() for loop in batch_loops(program, source)
-    ]
+    return [source.lines[loop.lineno - 1].strip() for loop in batch_loops(program, source)]
 
 
 def evaluations(text: str) -> list[str]:
     program, source = read(text)
-    return [
-        source.lines[loop.lineno - 1].strip()
-        for loop in evaluation_loops(program, source)
-    ]
+    return [source.lines[loop.lineno - 1].strip() for loop in evaluation_loops(program, source)]
 
 
 def test_the_inmost_of_epochs_and_batches() -> None:
-    assert batches(
-        "for e in range(9):\n    for b in loader:\n        f(b).backward()"
-    ) == ["for b in loader:"]
+    assert batches("for e in range(9):\n    for b in loader:\n        f(b).backward()") == [
+        "for b in loader:"
+    ]
 
 
 def test_an_epoch_whose_batches_are_in_a_function_is_no_batch_loop() -> None:
@@ -71,10 +66,7 @@ def test_a_while_loop_and_its_helper() -> None:
 
 
 def test_what_a_loop_iterates_over_and_its_else_are_done_once() -> None:
-    assert (
-        batches("for e in train(f().backward()):\n    pass\nelse:\n    g().backward()")
-        == []
-    )
+    assert batches("for e in train(f().backward()):\n    pass\nelse:\n    g().backward()") == []
     assert batches("while f().backward():\n    pass") == ["while f().backward():"]
 
 
@@ -105,10 +97,7 @@ def test_outer_loops_in_callers_inmost_first() -> None:
     """
     program, source = read(text)
     (loop,) = batch_loops(program, source)
-    assert [type(one).__name__ for one in outer_loops(program, loop)] == [
-        "For",
-        "While",
-    ]
+    assert [type(one).__name__ for one in outer_loops(program, loop)] == ["For", "While"]
 
 
 def test_evaluation_by_with_decorator_and_mode() -> None:

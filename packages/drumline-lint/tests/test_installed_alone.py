@@ -57,12 +57,8 @@ def check_alone(home: Path, cwd: Path) -> None:
     """What pre-commit installed is the linter with its parsers of launch files, without torch, and
     runs by itself."""
     (programs,) = home.glob("*/py_env-*/bin")
-    listed = run(
-        programs / "python", "-m", "pip", "list", "--format=freeze", cwd=cwd
-    ).stdout
-    own = {
-        line.partition("==")[0].replace("_", "-") for line in listed.splitlines()
-    } - {
+    listed = run(programs / "python", "-m", "pip", "list", "--format=freeze", cwd=cwd).stdout
+    own = {line.partition("==")[0].replace("_", "-") for line in listed.splitlines()} - {
         "pip",
         "setuptools",
     }
@@ -70,28 +66,20 @@ def check_alone(home: Path, cwd: Path) -> None:
     assert own == {"drumline-lint", "pre-commit-placeholder-package", *parsers}
     result = run(programs / "drumline-lint", "train.py", cwd=cwd)
     assert (result.returncode, result.stderr) == (1, "")
-    assert result.stdout.startswith(
-        "train.py:5:5: error DL017 collective-on-some-ranks: "
-    )
+    assert result.stdout.startswith("train.py:5:5: error DL017 collective-on-some-ranks: ")
     explained = run(programs / "drumline-lint", "--explain", "DL014", cwd=cwd)
     assert "Bad:\n\n    import torch\n" in explained.stdout
 
 
 @pytest.mark.soak
-def test_the_recipe_of_the_readme_runs_in_pre_commit_without_torch(
-    tmp_path: Path,
-) -> None:
+def test_the_recipe_of_the_readme_runs_in_pre_commit_without_torch(tmp_path: Path) -> None:
     (recipe,) = re.findall(
-        r"^```yaml\n(.*?)^```$",
-        (ROOT / "README.md").read_text(),
-        re.MULTILINE | re.DOTALL,
+        r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
     )
     config = yaml.safe_load(recipe)
     (hook,) = config["repos"][0]["hooks"]
     assert config["repos"][0]["repo"] == "local"
-    assert [one.partition(" @ ")[0] for one in hook["additional_dependencies"]] == [
-        "drumline-lint"
-    ]
+    assert [one.partition(" @ ")[0] for one in hook["additional_dependencies"]] == ["drumline-lint"]
     hook["additional_dependencies"] = [str(build_wheel(tmp_path / "wheel"))]
     (tmp_path / ".pre-commit-config.yaml").write_text(yaml.safe_dump(config))
     environment = {

@@ -34,11 +34,7 @@ def words_of(text: str) -> list[str]:
     """The words of the only launch."""
     (script,) = read_manifest(PATH, text).scripts
     (launch,) = launches(script)
-    words = [
-        *launch.name,
-        *(flag.word for flag in launch.flags.values()),
-        *launch.arguments,
-    ]
+    words = [*launch.name, *(flag.word for flag in launch.flags.values()), *launch.arguments]
     return [script.text[word.start : word.end] for word in words]
 
 
@@ -58,10 +54,7 @@ def test_the_code_of_a_shell_in_any_style_of_yaml(code: str) -> None:
 
 
 def test_a_list_of_words_and_its_variables() -> None:
-    text = (
-        POD.replace("[bash, -c]", "[torchrun]")
-        % '"--nnodes=$(NNODES)"\n            - train.py'
-    )
+    text = POD.replace("[bash, -c]", "[torchrun]") % '"--nnodes=$(NNODES)"\n            - train.py'
     (script,) = read_manifest(PATH, text).scripts
     (launch,) = launches(script)
     assert launch.value("nnodes") == "4"
@@ -91,19 +84,14 @@ def test_merge_keys_and_aliases_are_followed() -> None:
     (script,) = read_manifest(PATH, text).scripts
     assert script.container is not None
     assert script.container.shared_memory == 2 << 30
-    assert {assignment.name for assignment in script.assignments} == {
-        "NCCL_DEBUG",
-        "RANK",
-    }
+    assert {assignment.name for assignment in script.assignments} == {"NCCL_DEBUG", "RANK"}
 
 
 def test_yaml_without_a_launch_is_not_counted() -> None:
     readings = [
         read_bytes(Path("config.yaml"), b"lr: 0.1\n"),
         read_bytes(Path("notes.yaml"), b"run: use torchrun\n"),
-        read_bytes(
-            Path("chart.yaml"), b"kind: Job\n{{ if x }}\ncommand: torchrun\n{{ end }}\n"
-        ),
+        read_bytes(Path("chart.yaml"), b"kind: Job\n{{ if x }}\ncommand: torchrun\n{{ end }}\n"),
         read_bytes(Path("broken.yaml"), b"run: [torchrun\n"),
         read_bytes(Path("crd.yaml"), b"kind: torchrun\na: " + b"x" * 300_000),
         read_bytes(PATH, (POD % "torchrun --nnodes=4 train.py").encode()),
@@ -132,10 +120,7 @@ def test_what_cannot_be_read_is_a_problem(text: str, message: str) -> None:
         "services: &s {a: *s, command: torchrun a.py, <<: *s}\n",
         "kind: torchrun\nspec: !!python/object/apply:os.system [exit]\n",
         "\n".join(
-            [
-                "a0: &a0 [torchrun]",
-                *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60)),
-            ]
+            ["a0: &a0 [torchrun]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))]
         )
         + "\nkind: Job\nspec: {template: {spec: {containers: *a59}}}\n",
     ],
@@ -161,13 +146,7 @@ def test_a_dockerfile_has_variables_and_a_command() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("64m", 64 << 20),
-        ("16gb", 16 << 30),
-        ("32Gi", 32 << 30),
-        ("1024", 1024),
-        ("$SHM", None),
-    ],
+    [("64m", 64 << 20), ("16gb", 16 << 30), ("32Gi", 32 << 30), ("1024", 1024), ("$SHM", None)],
 )
 def test_sizes(text: str, size: int | None) -> None:
     assert parse_size(text) == size

@@ -17,9 +17,7 @@ ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS = {step["name"]: step for step in ACTION["runs"]["steps"]}
 
 
-def run_step(
-    name: str, folder: Path, **inputs: str
-) -> subprocess.CompletedProcess[str]:
+def run_step(name: str, folder: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
     """In bash as GitHub starts it, with a linter that stands where the first step puts it."""
     command = folder / "temp/drumline-lint/bin/drumline-lint"
     command.parent.mkdir(parents=True, exist_ok=True)
@@ -50,9 +48,7 @@ def run_step(
 def test_every_step_is_complete() -> None:
     assert set(ACTION) == {"name", "description", "inputs", "runs"}
     assert ACTION["runs"]["using"] == "composite"
-    assert all(
-        set(value) == {"description", "default"} for value in ACTION["inputs"].values()
-    )
+    assert all(set(value) == {"description", "default"} for value in ACTION["inputs"].values())
     for step in ACTION["runs"]["steps"]:
         assert ("uses" in step) != ("run" in step)
         assert "run" not in step or step["shell"] == "bash"
@@ -73,8 +69,6 @@ def test_findings_are_annotated_and_written(tmp_path: Path) -> None:
 
 
 def test_inputs_are_not_run(tmp_path: Path) -> None:
-    done = run_step(
-        "Annotate", tmp_path, paths="$(touch${IFS}made)", since="$(touch made)"
-    )
+    done = run_step("Annotate", tmp_path, paths="$(touch${IFS}made)", since="$(touch made)")
     assert done.returncode == 2
     assert not (tmp_path / "made").exists()

@@ -30,35 +30,31 @@ def imports(tree: ast.Module) -> Iterator[str]:
                 whole = f"{node.module}.{alias.name}"
                 yield (
                     whole
-                    if PACKAGE.parent.joinpath(*whole.split("."))
-                    .with_suffix(".py")
-                    .exists()
+                    if PACKAGE.parent.joinpath(*whole.split(".")).with_suffix(".py").exists()
                     else node.module
                 )
 
 
 def test_imports_go_one_way() -> None:
-    assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {
-        "__pycache__"
-    } == set(LAYERS)
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"} == set(
+        LAYERS
+    )
     wrong = [
         f"{path.relative_to(PACKAGE)} imports {name}"
         for number, layer in enumerate(LAYERS)
         for path, tree in TREES.items()
         if path.parent.name == layer
         for name in imports(tree)
-        if name.startswith(
-            tuple(f"drumline_lint.{above}" for above in LAYERS[number + 1 :])
-        )
+        if name.startswith(tuple(f"drumline_lint.{above}" for above in LAYERS[number + 1 :]))
     ]
     assert wrong == []
 
 
 def test_there_are_no_cycles() -> None:
     graph = {
-        ".".join(
-            ("drumline_lint", *path.relative_to(PACKAGE).with_suffix("").parts)
-        ): set(imports(tree))
+        ".".join(("drumline_lint", *path.relative_to(PACKAGE).with_suffix("").parts)): set(
+            imports(tree)
+        )
         for path, tree in TREES.items()
     }
     done: set[str] = set()
@@ -82,9 +78,7 @@ def test_no_module_and_no_class_has_the_name_of_another() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     ]
-    assert [
-        name for name, count in Counter([*modules, *classes]).items() if count > 1
-    ] == []
+    assert [name for name, count in Counter([*modules, *classes]).items() if count > 1] == []
 
 
 def test_only_one_module_prints() -> None:
@@ -107,9 +101,7 @@ def test_python_code_is_read_by_python_alone() -> None:
         "-c",
         f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); {code}",
     ]
-    loaded = subprocess.run(
-        command, capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     others = (
         {name.partition(".")[0] for name in loaded}
         - set(sys.stdlib_module_names)

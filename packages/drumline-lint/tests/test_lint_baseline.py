@@ -24,9 +24,7 @@ def work_with_a_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-def test_known_findings_are_left_out(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_known_findings_are_left_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main([".", "--write-baseline", "known.json"]) == 0
     assert capsys.readouterr().err == "drumline-lint: known.json: 3 findings recorded\n"
@@ -51,14 +49,10 @@ def test_what_is_new_is_shown(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([".", "--baseline", "known.json"]) == 1
     lines = capsys.readouterr().out.splitlines()
     places = [line.split(": ")[0] for line in lines if line.startswith("a.py")]
-    assert places == ["a.py:3:1", "a.py:4:1"], (
-        "the third of equal ones, and a changed line"
-    )
+    assert places == ["a.py:3:1", "a.py:4:1"], "the third of equal ones, and a changed line"
 
 
-def test_a_baseline_that_cannot_be_read(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_baseline_that_cannot_be_read(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main([".", "--baseline", "none.json"]) == 2
     assert capsys.readouterr().err == (
@@ -80,22 +74,14 @@ def test_a_baseline_that_cannot_be_read(
         assert f"error: --baseline known.json cannot be read: {reason}\n" in error
 
 
-def test_a_baseline_is_of_all_findings(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_baseline_is_of_all_findings(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert (
-        main([".", "--baseline", "known.json", "--write-baseline", "known.json"]) == 2
-    )
+    assert main([".", "--baseline", "known.json", "--write-baseline", "known.json"]) == 2
     error = capsys.readouterr().err
-    assert (
-        "--write-baseline records all findings: leave out --since, --baseline" in error
-    )
+    assert "--write-baseline records all findings: leave out --since, --baseline" in error
 
 
-def test_unreadable_files_are_reported(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_files_are_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "c.py").write_text("(")
     capsys.readouterr()
     assert main([".", "--write-baseline", "known.json"]) == 2

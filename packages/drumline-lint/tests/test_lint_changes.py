@@ -14,14 +14,7 @@ from made_up_rules import RULES
 
 
 def git(*arguments: str) -> None:
-    names = (
-        "-c",
-        "user.name=n",
-        "-c",
-        "user.email=e@example.com",
-        "-c",
-        "commit.gpgsign=false",
-    )
+    names = ("-c", "user.name=n", "-c", "user.email=e@example.com", "-c", "commit.gpgsign=false")
     subprocess.run(["git", *names, *arguments], check=True, capture_output=True)
 
 
@@ -45,9 +38,7 @@ def places(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return [f"{finding['path']}:{finding['line']}" for finding in report["findings"]]
 
 
-def test_only_changed_lines_count(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_changed_lines_count(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert places(capsys, "--since", "HEAD") == []
     (here / "a.py").write_text("bad()\nx = 1\nbad(3)\n")
     assert places(capsys, "--since", "HEAD") == ["a.py:3"]
@@ -68,9 +59,7 @@ def test_a_branch_is_compared_with_where_it_began(
     (here / "b.py").write_text("good()")
     git("commit", "-am", "main goes on")
     git("checkout", "topic")
-    assert places(capsys, "--since", "main") == ["a.py:4"], (
-        "b.py did not change on this branch"
-    )
+    assert places(capsys, "--since", "main") == ["a.py:4"], "b.py did not change on this branch"
 
 
 def test_new_files_and_names_with_special_characters(
@@ -86,9 +75,7 @@ def test_new_files_and_names_with_special_characters(
     assert sorted(places(capsys, "--since", "HEAD")) == sorted(new), "staged ones, too"
 
 
-def test_code_that_looks_like_a_diff(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_that_looks_like_a_diff(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "bad()\nx = 1\ny = '''\n++ b/b.py\n@@ -1 +1 @@\n'''"
     (here / "a.py").write_text(text)
     (here / "b.py").write_text("bad()\nbad(2)")

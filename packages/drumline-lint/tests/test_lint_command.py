@@ -58,9 +58,7 @@ def make_lint(capsys: pytest.CaptureFixture[str], here: Path) -> Lint:
     return lint
 
 
-def python_m(
-    *arguments: str, cwd: Path, **more: object
-) -> subprocess.CompletedProcess[str]:
+def python_m(*arguments: str, cwd: Path, **more: object) -> subprocess.CompletedProcess[str]:
     """The real command, where importing torch is an error."""
     block = cwd / "no_torch"
     block.mkdir(exist_ok=True)
@@ -98,9 +96,7 @@ def test_exit_codes(lint: Lint, here: Path) -> None:
     assert lint("c.py").code == 0
     assert lint("b.py").code == 1
     assert lint("b.py", "--severity", "error").code == 0
-    assert lint("a.py", "--select", "odd-call").code == 0, (
-        "notes never fail, though they are shown"
-    )
+    assert lint("a.py", "--select", "odd-call").code == 0, "notes never fail, though they are shown"
     assert lint(".", "--exit-zero").code == 0
     (here / "d.py").write_text("(")
     unread = lint(".")
@@ -116,27 +112,20 @@ def test_exit_codes(lint: Lint, here: Path) -> None:
 
 
 @pytest.mark.parametrize(("external", "is_kept"), [([], False), (["DL"], True)])
-def test_ruff_keeps_noqa_of_external_rules(
-    here: Path, external: list[str], is_kept: bool
-) -> None:
+def test_ruff_keeps_noqa_of_external_rules(here: Path, external: list[str], is_kept: bool) -> None:
     """What docs/lint.md says about ruff's `lint.external`."""
     ruff = pytest.importorskip("ruff").find_ruff_bin()
     (here / "a.py").write_text("bad()  # noqa: DL101\n")
     # which of the two it is depends on ruff's version
     settings = f"preview = true\nlint.select = ['RUF100', 'RUF102']\nlint.external = {external}\n"
     (here / "ruff.toml").write_text(settings)
-    subprocess.run(
-        [ruff, "check", "--fix", "-q", "--no-cache", "a.py"], cwd=here, check=True
-    )
+    subprocess.run([ruff, "check", "--fix", "-q", "--no-cache", "a.py"], cwd=here, check=True)
     assert ("noqa" in (here / "a.py").read_text()) is is_kept
 
 
 def test_version(lint: Lint) -> None:
     result = lint("--version")
-    assert (result.code, result.out) == (
-        0,
-        f"drumline-lint {drumline_lint.__version__}\n",
-    )
+    assert (result.code, result.out) == (0, f"drumline-lint {drumline_lint.__version__}\n")
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python can read it")
@@ -149,9 +138,7 @@ def test_an_f_string_over_several_lines_is_newer_syntax(lint: Lint, here: Path) 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python has the syntax")
 def test_what_a_newer_python_could_read_is_a_note(lint: Lint, here: Path) -> None:
-    (here / "d.py").write_text(
-        "try:\n    pass\nexcept TypeError, ValueError:\n    pass\n"
-    )
+    (here / "d.py").write_text("try:\n    pass\nexcept TypeError, ValueError:\n    pass\n")
     result = lint("c.py", "d.py")
     this = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert result.code == 0
@@ -162,9 +149,7 @@ def test_what_a_newer_python_could_read_is_a_note(lint: Lint, here: Path) -> Non
     assert result.lines[-1] == "nothing found in 1 file; 1 file could not be read"
 
 
-def test_a_rule_that_fails_ends_nothing(
-    lint: Lint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_that_fails_ends_nothing(lint: Lint, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         RULE = RULES["DL201"].RULE
 
@@ -190,16 +175,12 @@ def test_settings_come_from_pyproject(lint: Lint, here: Path) -> None:
 
 
 def test_formats_and_output(lint: Lint, here: Path) -> None:
-    assert (
-        json.loads(lint("a.py", "--format", "json").out)["summary"]["shown"]["error"]
-        == 1
-    )
+    assert json.loads(lint("a.py", "--format", "json").out)["summary"]["shown"]["error"] == 1
     assert lint("a.py", "--format=github").out.startswith("::error file=a.py,line=1,")
     silent = lint("a.py", "--format", "sarif", "--output", "out.sarif")
     assert (silent.code, silent.out) == (1, "")
     assert (
-        json.loads((here / "out.sarif").read_text())["runs"][0]["results"][0]["ruleId"]
-        == "DL101"
+        json.loads((here / "out.sarif").read_text())["runs"][0]["results"][0]["ruleId"] == "DL101"
     )
     assert lint(".", "--statistics").lines == [
         "1  error    DL101  bad-call   a call of bad-call",
@@ -218,44 +199,32 @@ def test_fix_and_diff(lint: Lint, here: Path) -> None:
     assert (here / "a.py").read_text() == CODE
     both = lint("a.py", "--diff", "--fix")
     assert (both.code, both.lines[4]) == (0, "+good()")
-    assert (
-        both.lines[-1]
-        == "nothing found in 1 file; 1 fixed; 1 note not shown (--severity note)"
-    )
+    assert both.lines[-1] == "nothing found in 1 file; 1 fixed; 1 note not shown (--severity note)"
     assert (here / "a.py").read_text() == "good()\nodd()\n"
     again = lint("a.py", "--fix")
     assert again.out == "nothing found in 1 file; 1 note not shown (--severity note)\n"
 
 
 def test_notebooks_are_read_and_not_written(lint: Lint, here: Path) -> None:
-    text = json.dumps(
-        {"cells": [{"cell_type": "code", "source": ["x = 1\n", "bad()"]}]}
-    )
+    text = json.dumps({"cells": [{"cell_type": "code", "source": ["x = 1\n", "bad()"]}]})
     (here / "n.ipynb").write_text(text)
     result = lint("n.ipynb", "--fix")
     assert result.code == 1
-    assert (
-        result.lines[0] == "n.ipynb:cell 1:2:1: error DL101 bad-call: bad() is called"
-    )
+    assert result.lines[0] == "n.ipynb:cell 1:2:1: error DL101 bad-call: bad() is called"
     assert result.err == (
         "drumline-lint: 1 place in notebooks could be fixed, but notebooks are not written: edit them by hand\n"
     )
     assert (here / "n.ipynb").read_text() == text
 
 
-def test_the_standard_input(
-    lint: Lint, monkeypatch: pytest.MonkeyPatch, here: Path
-) -> None:
+def test_the_standard_input(lint: Lint, monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     def typed(text: str, *arguments: str) -> Outcome:
         (here / "typed").write_text(text)
         with (here / "typed").open() as file:
             monkeypatch.setattr(sys, "stdin", file)
             return lint("-", *arguments)
 
-    assert (
-        typed("\nbad()\n").lines[0]
-        == "<stdin>:2:1: error DL101 bad-call: bad() is called"
-    )
+    assert typed("\nbad()\n").lines[0] == "<stdin>:2:1: error DL101 bad-call: bad() is called"
     named = typed("bad()\n", "--stdin-filename", "src/x.py", "c.py")
     assert named.lines[0].startswith("src/x.py:1:1: error")
     assert named.lines[-1].startswith("1 error in 1 of 2 files")
@@ -265,15 +234,9 @@ def test_the_standard_input(
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (
-            [],
-            ["no PATH was given", "try: give files or folders, as in: drumline-lint ."],
-        ),
+        ([], ["no PATH was given", "try: give files or folders, as in: drumline-lint ."]),
         (["nowhere.py"], ["there is no nowhere.py"]),
-        (
-            ["a.py", "--formt", "x"],
-            ["drumline-lint has no flag --formt; did you mean '--format'?"],
-        ),
+        (["a.py", "--formt", "x"], ["drumline-lint has no flag --formt; did you mean '--format'?"]),
         (
             ["a.py", "--qqq=3"],
             ["drumline-lint has no flag --qqq\n", "try: read drumline-lint --help"],
@@ -282,27 +245,15 @@ def test_the_standard_input(
             ["a.py", "--format"],
             ["argument --format: expected one argument", "read drumline-lint --help"],
         ),
-        (
-            ["a.py", "--format", "jsn"],
-            ["argument --format: invalid choice: 'jsn' (choose from"],
-        ),
-        (
-            ["a.py", "--severity", "x"],
-            ["argument --severity: invalid choice: 'x' (choose from"],
-        ),
+        (["a.py", "--format", "jsn"], ["argument --format: invalid choice: 'jsn' (choose from"]),
+        (["a.py", "--severity", "x"], ["argument --severity: invalid choice: 'x' (choose from"]),
         (
             ["a.py", "--select", "bad-cal"],
             ["--select: there is no rule 'bad-cal'; did you mean 'bad-call'?"],
         ),
         (["--explain", "DL1"], ["--explain: there is no rule 'DL1'"]),
-        (
-            ["a.py", "--stdin-filename", "x.py"],
-            ["--stdin-filename belongs to the path -"],
-        ),
-        (
-            ["-", "--fix"],
-            ["what comes from the standard input cannot be fixed; use --diff"],
-        ),
+        (["a.py", "--stdin-filename", "x.py"], ["--stdin-filename belongs to the path -"]),
+        (["-", "--fix"], ["what comes from the standard input cannot be fixed; use --diff"]),
         (
             ["a.py", "--statistics", "--format", "json"],
             ["--statistics are text", "summary.by_rule"],
@@ -318,9 +269,7 @@ def test_the_standard_input(
         ),
     ],
 )
-def test_wrong_usage_is_explained(
-    lint: Lint, arguments: list[str], messages: list[str]
-) -> None:
+def test_wrong_usage_is_explained(lint: Lint, arguments: list[str], messages: list[str]) -> None:
     result = lint(*arguments)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("drumline-lint: error: ")
@@ -356,14 +305,7 @@ def test_help_teaches(lint: Lint) -> None:
             "--diff",
             "--statistics",
         ),
-        *(
-            "--explain",
-            "--list",
-            "--exit-zero",
-            "--output",
-            "--no-config",
-            "--stdin-filename",
-        ),
+        *("--explain", "--list", "--exit-zero", "--output", "--no-config", "--stdin-filename"),
     ):
         assert f"\n  {flag} " in result.out, flag
     assert "exit codes: 0 no error" in result.out
@@ -372,9 +314,7 @@ def test_help_teaches(lint: Lint) -> None:
 # As a process
 
 
-def test_it_runs_without_torch_and_imports_nothing_that_it_reads(
-    tmp_path: Path,
-) -> None:
+def test_it_runs_without_torch_and_imports_nothing_that_it_reads(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
         "torch.distributed.init_process_group()\n"
@@ -390,15 +330,8 @@ def test_it_runs_without_torch_and_imports_nothing_that_it_reads(
 def test_python_code_needs_no_other_package(tmp_path: Path) -> None:
     """So that CI may install it without torch; manifests need PyYAML."""
     code = "import torch.distributed as dist\ndist.init_process_group()\n"
-    (tmp_path / "run.py").write_text(
-        f"{code}if dist.get_rank() == 0:\n    dist.barrier()\n"
-    )
-    for arguments in (
-        ("--format", "github"),
-        ("--format", "json"),
-        ("--diff",),
-        ("--statistics",),
-    ):
+    (tmp_path / "run.py").write_text(f"{code}if dist.get_rank() == 0:\n    dist.barrier()\n")
+    for arguments in (("--format", "github"), ("--format", "json"), ("--diff",), ("--statistics",)):
         result = subprocess.run(
             [sys.executable, "-S", "-m", "drumline_lint", "run.py", *arguments],
             cwd=tmp_path,
@@ -443,10 +376,7 @@ def test_a_terminal_gets_colours_and_progress(
             parts.append(part)
     os.close(ours)
     shown = b"".join(parts).decode()
-    assert (
-        f"reading file {command.MANY_FILES} of {command.MANY_FILES + 1}\r\x1b[K"
-        in shown
-    )
+    assert f"reading file {command.MANY_FILES} of {command.MANY_FILES + 1}\r\x1b[K" in shown
     assert f"\r\x1b[Klooking at file 10 of {command.MANY_FILES + 1}" in shown
     assert "\r\x1b[Kwrong.py" in shown.replace("\x1b[1m", ""), "the line is cleared"
     assert ("\x1b[31merror\x1b[0m DL000" in shown) == coloured
@@ -465,25 +395,14 @@ def test_the_hook_of_pre_commit(tmp_path: Path) -> None:
         True,
     )
     assert {"python", "jupyter", "shell"} <= set(hook["types_or"])
-    files = [
-        "a.py",
-        "b.ipynb",
-        "c.sh",
-        "d.bash",
-        "e.sbatch",
-        "f.slurm",
-        "g.yaml",
-        "h.yml",
-    ]
+    files = ["a.py", "b.ipynb", "c.sh", "d.bash", "e.sbatch", "f.slurm", "g.yaml", "h.yml"]
     files += ["Dockerfile", "Dockerfile.gpu", "train.dockerfile"]
     assert all(re.search(hook["files"], name) for name in files)
     assert not re.search(hook["files"], "notes.txt")
     program, *words = shlex.split(hook["entry"])
     assert program == "drumline-lint"
     for name in files:
-        (tmp_path / name).write_text(
-            '{"cells": []}' if name.endswith("ipynb") else "echo = 1\n"
-        )
+        (tmp_path / name).write_text('{"cells": []}' if name.endswith("ipynb") else "echo = 1\n")
     result = subprocess.run(
         [sys.executable, "-m", "drumline_lint", *words, *files],
         cwd=tmp_path,

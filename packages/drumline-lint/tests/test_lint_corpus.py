@@ -65,9 +65,7 @@ def apply_patches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wrong")
     for name in PAIRS:
         shutil.copytree(
-            CORPUS / name / "right",
-            folder / name,
-            ignore=shutil.ignore_patterns("__pycache__"),
+            CORPUS / name / "right", folder / name, ignore=shutil.ignore_patterns("__pycache__")
         )
         command = ["git", "apply", "--whitespace=nowarn", CORPUS / name / "wrong.patch"]
         subprocess.run(command, cwd=folder / name, check=True)
@@ -99,9 +97,7 @@ def test_of_a_right_version_nothing_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ALONE, ids=lambda path: path.name)
-def test_what_is_not_distributed_or_left_to_a_framework_has_no_findings_at_all(
-    path: Path,
-) -> None:
+def test_what_is_not_distributed_or_left_to_a_framework_has_no_findings_at_all(path: Path) -> None:
     assert not _markers(path)
     assert [_spot(finding) for finding in _lint(path)] == []
 
@@ -134,30 +130,17 @@ def _counted(top: Path) -> set[Spot]:
     """Warnings and errors, and notes that are marked."""
     marked = set(_markers(top))
     return {
-        _spot(finding)
-        for finding in _lint(top)
-        if _is_bad(finding) or _spot(finding) in marked
+        _spot(finding) for finding in _lint(top) if _is_bad(finding) or _spot(finding) in marked
     }
 
 
 def _spot(finding: Finding) -> Spot:
-    return Spot(
-        finding.place.path, finding.place.cell, finding.place.line, finding.name
-    )
+    return Spot(finding.place.path, finding.place.cell, finding.place.line, finding.name)
 
 
 def _markers(top: Path) -> list[Spot]:
-    files = (
-        [top]
-        if top.is_file()
-        else sorted(path for path in top.rglob("*") if path.is_file())
-    )
-    return [
-        spot
-        for path in files
-        if path.suffix != ".pyc"
-        for spot in _markers_of_file(path)
-    ]
+    files = [top] if top.is_file() else sorted(path for path in top.rglob("*") if path.is_file())
+    return [spot for path in files if path.suffix != ".pyc" for spot in _markers_of_file(path)]
 
 
 def _markers_of_file(path: Path) -> list[Spot]:
@@ -176,7 +159,5 @@ def _texts(path: Path) -> list[tuple[int | None, str]]:
         return [(None, path.read_text())]
     cells = enumerate(json.loads(path.read_text())["cells"], start=1)
     return [
-        (number, "".join(cell["source"]))
-        for number, cell in cells
-        if cell["cell_type"] == "code"
+        (number, "".join(cell["source"])) for number, cell in cells if cell["cell_type"] == "code"
     ]

@@ -20,18 +20,12 @@ MESSAGES = {
     ],
     "DL005": [
         (
-            WRAP
-            + DATA
-            + "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
-            + TRAIN,
+            WRAP + DATA + "loader = DataLoader(data, sampler=DistributedSampler(data))\n" + TRAIN,
             "the DistributedSampler of data shuffles, but set_epoch is never called: every epoch has the same order",
         )
     ],
     "DL007": [
-        (
-            WRAP + "model = DDP(net, device_ids=[1])\n",
-            "1 is the same GPU for all ranks of a host",
-        )
+        (WRAP + "model = DDP(net, device_ids=[1])\n", "1 is the same GPU for all ranks of a host")
     ],
 }
 
@@ -42,11 +36,7 @@ def _found(rule: str, text: str) -> list[Finding]:
 
 @pytest.mark.parametrize(
     ("rule", "text", "message"),
-    [
-        (rule, text, message)
-        for rule, every in MESSAGES.items()
-        for text, message in every
-    ],
+    [(rule, text, message) for rule, every in MESSAGES.items() for text, message in every],
 )
 def test_the_text(rule: str, text: str, message: str) -> None:
     (finding,) = _found(rule, text)

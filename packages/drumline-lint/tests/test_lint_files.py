@@ -29,13 +29,7 @@ def make_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "images/gpu.Dockerfile",
         ),
         *("pkg/inner.py", "pkg/deep/er.py", "pkg.py/odd.py"),
-        *(
-            ".hidden/h.py",
-            "venv/v.py",
-            "node_modules/n.py",
-            "build/b.py",
-            "__pycache__/c.py",
-        ),
+        *(".hidden/h.py", "venv/v.py", "node_modules/n.py", "build/b.py", "__pycache__/c.py"),
         *(
             "lib/site-packages/s.py",
             "own-env/pyvenv.cfg",
@@ -52,31 +46,14 @@ def make_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(*paths: str, exclude: tuple[str, ...] = ()) -> list[str]:
-    return [
-        str(path)
-        for path in find_files([Path(path) for path in paths], exclude=exclude).files
-    ]
+    return [str(path) for path in find_files([Path(path) for path in paths], exclude=exclude).files]
 
 
 @pytest.mark.usefixtures("tree")
 def test_a_folder_is_walked_without_what_others_wrote() -> None:
     assert found(".") == [
-        *(
-            "Dockerfile",
-            "a.py",
-            "b.py",
-            "env/kept.py",
-            "images/gpu.Dockerfile",
-            "job.sbatch",
-        ),
-        *(
-            "k8s.yaml",
-            "n.ipynb",
-            "pkg/deep/er.py",
-            "pkg/inner.py",
-            "pkg.py/odd.py",
-            "run.sh",
-        ),
+        *("Dockerfile", "a.py", "b.py", "env/kept.py", "images/gpu.Dockerfile", "job.sbatch"),
+        *("k8s.yaml", "n.ipynb", "pkg/deep/er.py", "pkg/inner.py", "pkg.py/odd.py", "run.sh"),
         *("vendor/v.py", "x.bash", "y.slurm"),
     ]
 
@@ -117,9 +94,7 @@ def test_exclude_leaves_out_names_and_paths(glob: str, gone: set[str]) -> None:
     assert set(found(".")) - set(found(".", exclude=(glob,))) == gone
 
 
-def test_globs_are_relative_to_the_root(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_globs_are_relative_to_the_root(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tree / "pkg")
     below = find_files([Path()], exclude=["pkg/deep"], root=tree).files
     assert below == [Path("inner.py")]
@@ -144,20 +119,9 @@ def test_links_are_followed_and_loops_survived(tree: Path) -> None:
     (elsewhere / "o.py").touch()
     (tree / "linked").symlink_to(elsewhere)
     assert found("pkg", "aaa.py") == [
-        *(
-            "aaa.py",
-            "pkg/all/Dockerfile",
-            "pkg/all/a.py",
-            "pkg/all/b.py",
-            "pkg/all/env/kept.py",
-        ),
+        *("aaa.py", "pkg/all/Dockerfile", "pkg/all/a.py", "pkg/all/b.py", "pkg/all/env/kept.py"),
         *("pkg/all/images/gpu.Dockerfile", "pkg/all/job.sbatch", "pkg/all/k8s.yaml"),
-        *(
-            "pkg/all/linked/o.py",
-            "pkg/all/n.ipynb",
-            "pkg/all/pkg.py/odd.py",
-            "pkg/all/run.sh",
-        ),
+        *("pkg/all/linked/o.py", "pkg/all/n.ipynb", "pkg/all/pkg.py/odd.py", "pkg/all/run.sh"),
         *(
             "pkg/all/vendor/v.py",
             "pkg/all/x.bash",
@@ -171,9 +135,7 @@ def test_links_are_followed_and_loops_survived(tree: Path) -> None:
 def test_a_link_to_itself_is_passed_over(tree: Path) -> None:
     (tree / "pkg" / "self.py").symlink_to(tree / "pkg" / "self.py")
     assert found("pkg") == ["pkg/deep/er.py", "pkg/inner.py"]
-    assert found("pkg/self.py") == ["pkg/self.py"], (
-        "given by name, it is told when it is read"
-    )
+    assert found("pkg/self.py") == ["pkg/self.py"], "given by name, it is told when it is read"
 
 
 def test_a_pipe_in_a_folder_is_not_waited_for(tree: Path) -> None:
@@ -190,9 +152,7 @@ def test_a_path_that_is_not_there_is_named() -> None:
 
 
 @pytest.mark.usefixtures("tree")
-def test_a_folder_that_cannot_be_listed_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_folder_that_cannot_be_listed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.scandir
 
     def refusing(path: Path) -> object:

@@ -31,9 +31,7 @@ def checker(rules: dict[str, Any] = RULES) -> Callable[[Sequence[Reading]], Repo
     return lambda readings: check(readings, rules, settings)
 
 
-def fixed_text(
-    code: str | bytes, rules: dict[str, Any] = RULES, name: str = "a.py"
-) -> bytes:
+def fixed_text(code: str | bytes, rules: dict[str, Any] = RULES, name: str = "a.py") -> bytes:
     data = code.encode() if isinstance(code, str) else code
     path = Path(name)
     fixed = fix([read_bytes(path, data)], checker(rules))
@@ -79,11 +77,7 @@ def test_how_many_were_fixed_is_counted() -> None:
     codes = [b"bad()\nbad()\n", b"poor()\n", b"bad()\n"]
     fixed = fix([read_bytes(*one) for one in zip(paths, codes, strict=True)], checker())
     assert fixed.counts == {Path("a.py"): 2, Path("c.py"): 1}
-    assert (fixed.report.fixed, fixed.report.fixable, len(fixed.report.findings)) == (
-        3,
-        0,
-        1,
-    )
+    assert (fixed.report.fixed, fixed.report.fixable, len(fixed.report.findings)) == (3, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +87,7 @@ def test_how_many_were_fixed_is_counted() -> None:
         (b"bad()\rx = 1\r", b"good()\rx = 1\r"),
         (b"x = 1\r\nbad()", b"x = 1\r\ngood()"),
         (codecs.BOM_UTF8 + b"bad()\n", codecs.BOM_UTF8 + b"good()\n"),
-        (
-            b"# coding: latin-1\nx = '\xe9'; bad()\n",
-            b"# coding: latin-1\nx = '\xe9'; good()\n",
-        ),
+        (b"# coding: latin-1\nx = '\xe9'; bad()\n", b"# coding: latin-1\nx = '\xe9'; good()\n"),
         (b"\x0cbad()\n", b"\x0cgood()\n"),
     ],
 )
@@ -110,16 +101,12 @@ def test_new_lines_are_as_the_others() -> None:
 
 
 def test_of_edits_that_touch_the_first_wins_and_the_other_comes_next() -> None:
-    assert (
-        fixed_text("bad()", editing(at(1, 0, 3, "good"), at(1, 1, 2, "!"))) == b"good()"
-    )
+    assert fixed_text("bad()", editing(at(1, 0, 3, "good"), at(1, 1, 2, "!"))) == b"good()"
     made = rule("DL100", "opening", Severity.ERROR)
 
     def look(program: Any, source: Any) -> Iterator[Finding]:
         if not source.text.startswith("x;"):
-            yield made.at(
-                source, source.tree.body[0], "no x", edits=[at(1, 0, 0, "x;")]
-            )
+            yield made.at(source, source.tree.body[0], "no x", edits=[at(1, 0, 0, "x;")])
 
     both = {"DL100": SimpleNamespace(RULE=made, check=look), "DL101": BAD}
     assert fixed_text("bad()", both) == b"x;good()"
@@ -145,9 +132,7 @@ def test_a_fix_may_make_room_for_another() -> None:
 
 
 def test_what_would_not_parse_is_left_out() -> None:
-    assert (
-        fixed_text("bad()\nx = 1\n", editing(at(1, 0, 3, "good("))) == b"bad()\nx = 1\n"
-    )
+    assert fixed_text("bad()\nx = 1\n", editing(at(1, 0, 3, "good("))) == b"bad()\nx = 1\n"
     some = editing(at(2, 4, 5, "("), at(2, 0, 1, "y"), at(9, 0, 0, "nowhere"))
     assert fixed_text("bad()\nx = 1\n", some) == b"bad()\ny = 1\n"
 
@@ -164,13 +149,9 @@ def test_scripts_are_fixed_whatever_their_bytes() -> None:
 
     def look(script: Any) -> Iterator[Finding]:
         if "echo" in script.text:
-            place = Place(
-                path=str(script.path), line=1, column=5, end_line=1, end_column=9
-            )
+            place = Place(path=str(script.path), line=1, column=5, end_line=1, end_column=9)
             edits = [at(1, 4, 8, "true")]
-            yield made.at(
-                SimpleNamespace(place=lambda node: node), place, "loud", edits=edits
-            )
+            yield made.at(SimpleNamespace(place=lambda node: node), place, "loud", edits=edits)
 
     rules = {"DL301": SimpleNamespace(RULE=made, check_shell=look)}
     assert fixed_text(b"'\xff';echo '\xfe'\n", rules, "a.sh") == b"'\xff';true '\xfe'\n"
@@ -179,9 +160,7 @@ def test_scripts_are_fixed_whatever_their_bytes() -> None:
 def test_a_real_rule_counts_as_edits_are_counted() -> None:
     code = "X='é' python -m torch.distributed.launch --use_env --nproc_per_node 2 train.py\n"
     mended = fixed_text(code, dict(all_rules()), "a.sh").decode()
-    assert (
-        mended == "X='é' python -m torch.distributed.run --nproc_per_node 2 train.py\n"
-    )
+    assert mended == "X='é' python -m torch.distributed.run --nproc_per_node 2 train.py\n"
 
 
 def test_notebooks_are_not_written() -> None:
@@ -227,10 +206,7 @@ def test_what_cannot_be_written_is_reported_and_still_found(
     assert [said.message for said in report.problems] == [
         "the file was not fixed: it was changed in the meantime"
     ]
-    assert (report.fixed, [finding.place.path for finding in report.findings]) == (
-        1,
-        [str(first)],
-    )
+    assert (report.fixed, [finding.place.path for finding in report.findings]) == (1, [str(first)])
     assert (first.read_text(), second.read_text()) == ("other()\n", "good()\n")
     second.write_text("bad()\n")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
@@ -257,9 +233,7 @@ def test_a_write_that_fails_leaves_the_old_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_diff_is_what_patch_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_diff_is_what_patch_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     codes = {"a.py": "x = 1\r\nbad()\r\n", "b.py": "poor()\nbad()", "c.py": "poor()\n"}
     for name, code in codes.items():
@@ -271,9 +245,7 @@ def test_the_diff_is_what_patch_takes(
         "\\ No newline at end of file\n"
     )
     assert "c.py" not in diff
-    assert {name: Path(name).read_bytes().decode() for name in codes} == codes, (
-        "nothing is written"
-    )
+    assert {name: Path(name).read_bytes().decode() for name in codes} == codes, "nothing is written"
     if shutil.which("git"):
         subprocess.run(["git", "apply", "-p1", "-"], input=diff.encode(), check=True)
         assert Path("a.py").read_bytes() == b"x = 1\r\ngood()\r\n"
@@ -297,15 +269,11 @@ def test_lines_of_the_diff_are_those_of_patch(
     path = Path("a.py")
     path.write_bytes(code)
     if shutil.which("git"):
-        subprocess.run(
-            ["git", "apply", "-p1", "-"], input=diff_of(mend(path)).encode(), check=True
-        )
+        subprocess.run(["git", "apply", "-p1", "-"], input=diff_of(mend(path)).encode(), check=True)
         assert path.read_bytes() == code.replace(b"bad", b"good")
 
 
-def test_paths_in_the_diff_are_relative(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_in_the_diff_are_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
     for path in (tmp_path / "in" / "a.py", tmp_path / "b.py"):

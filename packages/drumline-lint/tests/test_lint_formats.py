@@ -10,17 +10,14 @@ from typing import Any
 from drumline_lint.output.formats import as_github, as_json, as_sarif
 from made_up_rules import DOCS, USUAL, report_of
 
-NOTEBOOK = json.dumps(
-    {"cells": [{"cell_type": "code", "source": "x = 1\nbad()"}]}
-).encode()
+NOTEBOOK = json.dumps({"cells": [{"cell_type": "code", "source": "x = 1\nbad()"}]}).encode()
 HERE = Path("/work/here")
 LEVELS = {"none", "note", "warning", "error"}
 
 
 def test_json_has_everything_in_stable_names() -> None:
     report = report_of(
-        {"a.py": "'é', bad()\nodd()\n", "n.ipynb": NOTEBOOK, "x.py": "("},
-        settings=USUAL,
+        {"a.py": "'é', bad()\nodd()\n", "n.ipynb": NOTEBOOK, "x.py": "("}, settings=USUAL
     )
     document = json.loads(as_json(report))
     assert list(document) == ["version", "files", "findings", "problems", "summary"]
@@ -38,9 +35,7 @@ def test_json_has_everything_in_stable_names() -> None:
         "end_column": 11,
         "message": "bad() is called",
         "fix": "call good() instead",
-        "edits": [
-            {"line": 1, "column": 6, "end_line": 1, "end_column": 9, "text": "good"}
-        ],
+        "edits": [{"line": 1, "column": 6, "end_line": 1, "end_column": 9, "text": "good"}],
     }
     assert (second["cell"], second["line"], second["edits"]) == (1, 2, [])
     (said,) = document["problems"]
@@ -81,28 +76,17 @@ def check_sarif(document: dict[str, Any]) -> None:
         driver = run["tool"]["driver"]
         assert driver["name"]
         assert run["columnKind"] in ("utf16CodeUnits", "unicodeCodePoints")
-        assert all(
-            isinstance(one["executionSuccessful"], bool) for one in run["invocations"]
-        )
-        assert all(
-            base["uri"].endswith("/") for base in run["originalUriBaseIds"].values()
-        )
+        assert all(isinstance(one["executionSuccessful"], bool) for one in run["invocations"])
+        assert all(base["uri"].endswith("/") for base in run["originalUriBaseIds"].values())
         for rule in driver["rules"]:
             assert rule["id"]
             assert all(
-                rule[name]["text"]
-                for name in ("shortDescription", "fullDescription", "help")
+                rule[name]["text"] for name in ("shortDescription", "fullDescription", "help")
             )
             assert rule["help"]["markdown"]
-            assert rule["helpUri"].endswith(
-                f"/rules.md#{rule['id'].lower()}-{anchor(rule)}"
-            )
+            assert rule["helpUri"].endswith(f"/rules.md#{rule['id'].lower()}-{anchor(rule)}")
             assert rule["defaultConfiguration"]["level"] in LEVELS
-            assert rule["properties"]["problem.severity"] in (
-                "error",
-                "warning",
-                "recommendation",
-            )
+            assert rule["properties"]["problem.severity"] in ("error", "warning", "recommendation")
         assert len({rule["id"] for rule in driver["rules"]}) == len(driver["rules"])
         for result in run["results"]:
             check_result(result, driver["rules"], run["originalUriBaseIds"])
@@ -154,24 +138,11 @@ def test_sarif_is_valid_and_has_place_rule_and_fix() -> None:
     assert (note["ruleId"], note["level"]) == ("DL201", "note")
     assert error["message"]["text"] == "bad() is called\nFix: call good() instead"
     place = error["locations"][0]["physicalLocation"]
-    assert place["artifactLocation"] == {
-        "uri": "src/my%20%C3%A9.py",
-        "uriBaseId": "%SRCROOT%",
-    }
-    assert place["region"] == {
-        "startLine": 2,
-        "startColumn": 1,
-        "endLine": 3,
-        "endColumn": 2,
-    }
+    assert place["artifactLocation"] == {"uri": "src/my%20%C3%A9.py", "uriBaseId": "%SRCROOT%"}
+    assert place["region"] == {"startLine": 2, "startColumn": 1, "endLine": 3, "endColumn": 2}
     assert error["fixes"][0]["artifactChanges"][0]["replacements"] == [
         {
-            "deletedRegion": {
-                "startLine": 2,
-                "startColumn": 1,
-                "endLine": 2,
-                "endColumn": 4,
-            },
+            "deletedRegion": {"startLine": 2, "startColumn": 1, "endLine": 2, "endColumn": 4},
             "insertedContent": {"text": "good"},
         }
     ]
@@ -181,14 +152,10 @@ def test_sarif_is_valid_and_has_place_rule_and_fix() -> None:
 
 def test_a_line_of_a_cell_is_a_line_of_the_file() -> None:
     cell = {"cell_type": "code", "source": ["x = 1\n", "bad()\n", "y = 2"]}
-    notebook = json.dumps(
-        {"cells": [{"cell_type": "markdown"}, cell]}, indent=1
-    ).encode()
+    notebook = json.dumps({"cells": [{"cell_type": "markdown"}, cell]}, indent=1).encode()
     expected = notebook.decode().split("\n").index('    "bad()\\n",') + 1
     (result,) = sarif({"n.ipynb": notebook})["runs"][0]["results"]
-    assert result["locations"][0]["physicalLocation"]["region"] == {
-        "startLine": expected
-    }
+    assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": expected}
     command = as_github(report_of({"n.ipynb": notebook})).splitlines()[0]
     assert command.startswith(f"::error file=n.ipynb,line={expected},title=")
 
@@ -201,15 +168,10 @@ def test_sarif_of_a_notebook_tells_the_cell() -> None:
 
 
 def test_sarif_tells_what_could_not_be_read() -> None:
-    (run,) = sarif(
-        {"/elsewhere/x.py": "(", "../y.py": "bad()", "/work/here/z.py": "bad()"}
-    )["runs"]
+    (run,) = sarif({"/elsewhere/x.py": "(", "../y.py": "bad()", "/work/here/z.py": "bad()"})["runs"]
     assert run["invocations"] == [{"executionSuccessful": False}]
     found = {
-        (
-            result["ruleId"],
-            result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"],
-        )
+        (result["ruleId"], result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"])
         for result in run["results"]
     }
     assert found == {
@@ -227,9 +189,7 @@ def test_sarif_of_nothing() -> None:
 
 
 def test_github_makes_annotations() -> None:
-    report = report_of(
-        {"a,b:%.py": "x = 1\npoor()\nbad(\n)\nodd()\n", "n.ipynb": NOTEBOOK}
-    )
+    report = report_of({"a,b:%.py": "x = 1\npoor()\nbad(\n)\nodd()\n", "n.ipynb": NOTEBOOK})
     assert as_github(report).splitlines() == [
         "::warning file=a%2Cb%3A%25.py,line=2,col=1,endLine=2,endColumn=7,title=DL102 poor-call"
         "::poor() is called%0Afix: call good() instead",

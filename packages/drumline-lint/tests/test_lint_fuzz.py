@@ -17,9 +17,7 @@ from drumline_lint.settings import Settings
 
 RULES = all_rules()
 EVERYTHING = Settings(chosen=frozenset(all_docs(RULES)), severity=Severity.NOTE)
-PYTHON = [
-    text for module in RULES.values() for text in (module.RULE.bad, module.RULE.good)
-]
+PYTHON = [text for module in RULES.values() for text in (module.RULE.bad, module.RULE.good)]
 PIECES = [
     "(",
     ")",
@@ -60,10 +58,7 @@ def spliced(draw: st.DrawFn) -> str:
         for line in text.splitlines()
     ]
     kept = draw(st.lists(st.sampled_from(lines), min_size=1, max_size=25))
-    return (
-        "\n".join(draw(st.sampled_from(["", "", "", "    "])) + line for line in kept)
-        + "\n"
-    )
+    return "\n".join(draw(st.sampled_from(["", "", "", "    "])) + line for line in kept) + "\n"
 
 
 @UNHURRIED
@@ -76,9 +71,7 @@ def test_truncated(text: str, data: st.DataObject) -> None:
 @given(snippets, st.sampled_from(PIECES), st.data())
 def test_with_something_put_in(text: str, piece: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))
-    look_at(
-        {"a.py": text[:at] + piece + text[at:], "b.sh": text[:at] + piece + text[at:]}
-    )
+    look_at({"a.py": text[:at] + piece + text[at:], "b.sh": text[:at] + piece + text[at:]})
 
 
 @UNHURRIED
@@ -86,9 +79,7 @@ def test_with_something_put_in(text: str, piece: str, data: st.DataObject) -> No
 def test_files_that_name_each_other(texts: list[str]) -> None:
     names = [f"part{number}" for number in range(len(texts))]
     imports = "".join(f"from {name} import *\nimport {name}\n" for name in names)
-    look_at(
-        {f"{name}.py": imports + text for name, text in zip(names, texts, strict=True)}
-    )
+    look_at({f"{name}.py": imports + text for name, text in zip(names, texts, strict=True)})
 
 
 @UNHURRIED
@@ -98,14 +89,9 @@ def test_spliced(first: str, second: str) -> None:
 
 
 def test_deep_code_is_reported_and_not_a_mistake_of_ours() -> None:
-    deep = (
-        "import torch.distributed as dist\ndist.init_process_group()\nx = "
-        + "+".join(["1"] * 3000)
+    deep = "import torch.distributed as dist\ndist.init_process_group()\nx = " + "+".join(
+        ["1"] * 3000
     )
     look_at(
-        {
-            "a.py": f"{deep}\n",
-            "b.py": "x = " + "f(" * 90 + ")" * 90,
-            "c.py": "x = a" + ".b" * 3000,
-        }
+        {"a.py": f"{deep}\n", "b.py": "x = " + "f(" * 90 + ")" * 90, "c.py": "x = a" + ".b" * 3000}
     )

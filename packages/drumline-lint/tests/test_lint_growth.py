@@ -49,9 +49,7 @@ if __name__ == "__main__":
 def num_calls(num_files: int) -> int:
     """How many functions are called to check a program of so many files."""
     texts = {"common.py": COMMON}
-    texts |= {
-        f"step{number}.py": STEP.format(number=number) for number in range(num_files)
-    }
+    texts |= {f"step{number}.py": STEP.format(number=number) for number in range(num_files)}
     readings = [read_bytes(Path(name), text.encode()) for name, text in texts.items()]
     rules = all_rules()
     count = 0
@@ -62,9 +60,7 @@ def num_calls(num_files: int) -> int:
 
     sys.setprofile(see)
     try:
-        results = run_rules(
-            readings, rules, Settings(chosen=frozenset(all_docs(rules)))
-        )
+        results = run_rules(readings, rules, Settings(chosen=frozenset(all_docs(rules))))
     finally:
         sys.setprofile(None)
     assert not results.problems

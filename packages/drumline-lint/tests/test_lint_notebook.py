@@ -23,10 +23,7 @@ PATH = Path("n.ipynb")
 
 
 def code(*lines: str) -> dict[str, Any]:
-    return {
-        "cell_type": "code",
-        "source": [f"{line}\n" for line in lines[:-1]] + [*lines[-1:]],
-    }
+    return {"cell_type": "code", "source": [f"{line}\n" for line in lines[:-1]] + [*lines[-1:]]}
 
 
 TEXT = {"cell_type": "markdown", "source": ["# bad()\n"]}
@@ -50,10 +47,7 @@ def problems_of(data: bytes) -> list[str]:
 
 def test_code_cells_are_joined_and_counted_among_all() -> None:
     source = read(
-        TEXT,
-        code("import torch", "x = 1"),
-        TEXT,
-        {"cell_type": "code", "source": "y = 2\r\nz = 3"},
+        TEXT, code("import torch", "x = 1"), TEXT, {"cell_type": "code", "source": "y = 2\r\nz = 3"}
     )
     assert source.text == "import torch\nx = 1\ny = 2\nz = 3"
     assert source.cells == [Cell(2, 1), Cell(4, 3)]
@@ -62,10 +56,7 @@ def test_code_cells_are_joined_and_counted_among_all() -> None:
 
 def test_places_are_reported_by_cell() -> None:
     data = notebook(
-        TEXT,
-        code("x = 1", "bad()"),
-        code(""),
-        code("", "poor()  # noqa: DL102", "bad()"),
+        TEXT, code("x = 1", "bad()"), code(""), code("", "poor()  # noqa: DL102", "bad()")
     )
     assert told(report_of({"n.ipynb": data}).findings) == [
         "n.ipynb:cell 2:2:1 DL101",
@@ -74,9 +65,7 @@ def test_places_are_reported_by_cell() -> None:
 
 
 def test_a_line_that_is_silenced_is_that_of_the_cell() -> None:
-    data = notebook(
-        code("bad()"), code("x = 1  # noqa", "bad()"), code("bad()  # noqa")
-    )
+    data = notebook(code("bad()"), code("x = 1  # noqa", "bad()"), code("bad()  # noqa"))
     assert told(report_of({"n.ipynb": data}).findings) == [
         "n.ipynb:cell 1:1:1 DL101",
         "n.ipynb:cell 2:2:1 DL101",
@@ -111,10 +100,7 @@ def test_magics_leave_as_many_lines(lines: list[str], left: str) -> None:
 def test_a_cell_that_is_no_python_is_reported_and_the_others_are_read() -> None:
     data = notebook(code("bad()"), code("x = 1", "x = ("), code("bad()"))
     report = report_of({"n.ipynb": data})
-    assert told(report.findings) == [
-        "n.ipynb:cell 1:1:1 DL101",
-        "n.ipynb:cell 3:1:1 DL101",
-    ]
+    assert told(report.findings) == ["n.ipynb:cell 1:1:1 DL101", "n.ipynb:cell 3:1:1 DL101"]
     assert problems_of(data)[0].startswith(
         "n.ipynb:cell 2:2:5: the code cannot be parsed: '(' was never closed (read"
     )
@@ -124,14 +110,10 @@ def test_a_cell_that_is_no_python_is_reported_and_the_others_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "metadata",
-    [{"kernelspec": {"language": "R"}}, {"language_info": {"name": "julia"}}],
+    "metadata", [{"kernelspec": {"language": "R"}}, {"language_info": {"name": "julia"}}]
 )
 def test_other_languages_are_passed_over(metadata: dict[str, Any]) -> None:
-    assert read_notebook(PATH, notebook(code("x <- 1 +"), metadata=metadata)) == (
-        None,
-        [],
-    )
+    assert read_notebook(PATH, notebook(code("x <- 1 +"), metadata=metadata)) == (None, [])
 
 
 def test_without_code_there_is_nothing_to_read() -> None:
@@ -141,10 +123,7 @@ def test_without_code_there_is_nothing_to_read() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (
-            b'{"cells": [',
-            "it is not JSON (Expecting value: line 1 column 12 (char 11))",
-        ),
+        (b'{"cells": [', "it is not JSON (Expecting value: line 1 column 12 (char 11))"),
         (b"\xff", "it is not JSON ('utf-8' codec can't decode byte 0xff"),
         (b"[" * 100_000, "it is not JSON (it is nested too deeply"),
         (b"[1]", "its JSON is not an object"),
@@ -166,9 +145,7 @@ ANYTHING = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(
-                ["cells", "cell_type", "source", "metadata", "language_info"]
-            ),
+            st.sampled_from(["cells", "cell_type", "source", "metadata", "language_info"]),
             inner,
             max_size=4,
         )
@@ -181,8 +158,7 @@ ANYTHING = st.recursive(
 def test_no_json_is_too_odd(document: Any, sources: list[Any]) -> None:
     read_notebook(PATH, json.dumps(document).encode())
     read_notebook(
-        PATH,
-        notebook(*({"cell_type": "code", "source": one} for one in sources), document),
+        PATH, notebook(*({"cell_type": "code", "source": one} for one in sources), document)
     )
 
 
@@ -220,8 +196,6 @@ def test_lines_of_a_cell_in_the_file(source: str | list[str], lines: list[int]) 
 def test_ranks_do_not_start_from_a_notebook(lines: list[str], count: int) -> None:
     rules = all_rules()
     report = check(
-        [read_bytes(PATH, notebook(code(*lines)))],
-        rules,
-        Settings(chosen=frozenset({"DL067"})),
+        [read_bytes(PATH, notebook(code(*lines)))], rules, Settings(chosen=frozenset({"DL067"}))
     )
     assert [finding.rule for finding in report.findings] == ["DL067"] * count

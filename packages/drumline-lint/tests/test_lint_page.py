@@ -36,18 +36,12 @@ def test_the_page_names_every_rule_that_is_not_for_tests() -> None:
     assert sentence is not None
     named = []
     for first, last in re.findall(r"(DL[0-9]+)(?: to (DL[0-9]+))?", sentence[1]):
-        named += [
-            number for number in all_rules() if first <= number <= (last or first)
-        ]
-    assert named == [
-        number for number, module in all_rules().items() if not module.RULE.in_tests
-    ]
+        named += [number for number in all_rules() if first <= number <= (last or first)]
+    assert named == [number for number, module in all_rules().items() if not module.RULE.in_tests]
 
 
 def test_the_settings_on_the_page_are_settings(tmp_path: Path) -> None:
-    (text,) = re.findall(
-        r"^```toml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
-    )
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert set(tomllib.loads(text)["tool"]["drumline"]["lint"]) == set(FORMS)
     (tmp_path / "pyproject.toml").write_text(text)
     settings = make_settings(GivenSettings(), all_docs(all_rules()), start=tmp_path)
@@ -59,13 +53,8 @@ def test_a_rule_has_a_row_that_leads_to_its_text() -> None:
     text = with_rules("# Lint\n\n## Rules\n\nold", [rule])
     assert text.startswith("# Lint\n\n## Rules\n\n`drumline lint --list`")
     link = "../packages/drumline-lint/drumline_lint/rules/rules.md"
-    assert (
-        f"| [DL101]({link}#dl101-bad-call) | bad-call | error | a \\| b | yes |\n"
-        in text
-    )
-    assert (
-        f"| [DL000]({link}#dl000-unreadable) | unreadable | error | a file that" in text
-    )
+    assert f"| [DL101]({link}#dl101-bad-call) | bad-call | error | a \\| b | yes |\n" in text
+    assert f"| [DL000]({link}#dl000-unreadable) | unreadable | error | a file that" in text
 
 
 def test_the_page_is_in_plain_characters() -> None:

@@ -64,16 +64,10 @@ def test_the_language_follows_from_name_and_first_line(
         ("x = 'é'".encode(), "utf-8", "é"),
         (codecs.BOM_UTF8 + "x = 'é'".encode(), "utf-8-sig", "é"),
         (b"# -*- coding: latin-1 -*-\nx = '\xe9'", "iso-8859-1", "é"),
-        (
-            b"#!/usr/bin/python\n# vim: set fileencoding=cp1251 :\nx = '\xe9'",
-            "cp1251",
-            "й",
-        ),
+        (b"#!/usr/bin/python\n# vim: set fileencoding=cp1251 :\nx = '\xe9'", "cp1251", "й"),
     ],
 )
-def test_the_encoding_is_found_as_python_finds_it(
-    data: bytes, encoding: str, value: str
-) -> None:
+def test_the_encoding_is_found_as_python_finds_it(data: bytes, encoding: str, value: str) -> None:
     reading = read_bytes(PYTHON, data)
     assert reading.encoding == encoding
     assert isinstance(reading.content, Source)
@@ -88,10 +82,7 @@ def test_line_ends_are_kept() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (
-            b"x = 1\ny = (\n",
-            "train.py:2:5: the code cannot be parsed: '(' was never closed",
-        ),
+        (b"x = 1\ny = (\n", "train.py:2:5: the code cannot be parsed: '(' was never closed"),
         (
             b"if x:\npass\n",
             "train.py:2:1: the code cannot be parsed: expected an indented block after",
@@ -117,10 +108,7 @@ def test_line_ends_are_kept() -> None:
             "x = 1".encode("utf-16"),
             "train.py:1:1: the file is not utf-8: byte 0xff cannot be decoded",
         ),
-        (
-            b"#\nx = '\xe9'\n",
-            "train.py:2:1: the file is not utf-8: byte 0xe9 cannot be decoded",
-        ),
+        (b"#\nx = '\xe9'\n", "train.py:2:1: the file is not utf-8: byte 0xe9 cannot be decoded"),
         (
             b"# coding: ascii\nx = '\xe9'",
             "train.py:2:1: the file is not ascii: byte 0xe9 cannot be decoded",
@@ -129,10 +117,7 @@ def test_line_ends_are_kept() -> None:
             b"(" * 5000 + b")" * 5000,
             "train.py:1:201: the code cannot be parsed: too many nested parentheses",
         ),
-        (
-            b"-" * 500_000 + b"1",
-            "train.py:1:1: the code is nested too deeply to be parsed",
-        ),
+        (b"-" * 500_000 + b"1", "train.py:1:1: the code is nested too deeply to be parsed"),
         (
             b"x = " + b"9" * 5000,
             "train.py:1:1: the code cannot be parsed: Exceeds the limit (4300 digits)",
@@ -148,9 +133,7 @@ def test_the_python_version_is_named() -> None:
     assert only_problem(read_bytes(PYTHON, b"x = (")).endswith(
         f"'(' was never closed (read as Python {this})"
     )
-    assert only_problem(read_bytes(PYTHON, b"print loss")).endswith(
-        "(it looks like Python 2)"
-    )
+    assert only_problem(read_bytes(PYTHON, b"print loss")).endswith("(it looks like Python 2)")
 
 
 def test_a_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:

@@ -15,11 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 
 def said(rule: str, text: str) -> list[str]:
-    return [
-        one.message
-        for one in findings_in((("case.py", DDP + text),))
-        if one.rule == rule
-    ]
+    return [one.message for one in findings_in((("case.py", DDP + text),)) if one.rule == rule]
 
 
 @pytest.mark.parametrize(
@@ -137,10 +133,7 @@ def test_what_to_write_instead() -> None:
             "            self.net = DDP(x)\n    def save(self):\n        torch.save(self.net.state_dict(), 'a.pt')\n",
             None,
         ),
-        (
-            "def f(model):\n    torch.save(model.state_dict(), 'a.pt')\nf(DDP(x))\nf(y)\n",
-            None,
-        ),
+        ("def f(model):\n    torch.save(model.state_dict(), 'a.pt')\nf(DDP(x))\nf(y)\n", None),
         (
             "model = DDP(x)\nmodel.load_state_dict(torch.load('a.pt'))\n"
             "if rank == 0:\n    torch.save(model.state_dict(), 'a.pt')\n",
@@ -160,25 +153,19 @@ def test_what_to_write_instead() -> None:
 )
 def test_the_fix_of_a_wrapped_state_dict(text: str, mended: str | None) -> None:
     whole = DDP + text
-    (finding,) = [
-        one for one in findings_in((("case.py", whole),)) if one.rule == "DL016"
-    ]
+    (finding,) = [one for one in findings_in((("case.py", whole),)) if one.rule == "DL016"]
     assert all_rules()["DL016"].RULE.fixable
     if mended is None:
         assert not finding.edits
         return
     (edit,) = finding.edits
     line = whole.splitlines()[edit.start[0] - 1].encode()
-    assert (
-        line[: edit.start[1]] + edit.text.encode() + line[edit.end[1] :]
-    ).decode() == mended
+    assert (line[: edit.start[1]] + edit.text.encode() + line[edit.end[1] :]).decode() == mended
 
 
 def test_a_rank_in_a_path_is_seen_however_many_give_the_folder() -> None:
     keep = "def keep(folder, name):\n    path = folder + f'/{name}-{dist.get_rank()}.pt'\n    torch.save({}, path)\n"
-    callers = "".join(
-        f"keep('out' + str({number}) + 'a' + 'b', 'x')\n" for number in range(150)
-    )
+    callers = "".join(f"keep('out' + str({number}) + 'a' + 'b', 'x')\n" for number in range(150))
     assert said("DL014", "dist.barrier()\n" + keep + callers) == []
     keep = keep.replace("-{dist.get_rank()}", "")
     assert len(said("DL014", "dist.barrier()\n" + keep + callers)) == 1

@@ -17,9 +17,7 @@ if dist.get_rank() == 0:
 """
 
 
-def run(
-    judged: dict[str, object], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> int:
+def run(judged: dict[str, object], folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     (folder / "judged.json").write_text(json.dumps(judged))
     monkeypatch.setattr(
         sys, "argv", ["lint_repositories", str(folder / "judged.json"), str(folder)]

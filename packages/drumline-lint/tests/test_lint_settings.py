@@ -23,15 +23,11 @@ def in_file(folder: Path, text: str) -> None:
     (folder / "pyproject.toml").write_text(f"[tool.drumline.lint]\n{text}\n")
 
 
-def settings(
-    folder: Path, flags: GivenSettings = NO_FLAGS, *, use_file: bool = True
-) -> Settings:
+def settings(folder: Path, flags: GivenSettings = NO_FLAGS, *, use_file: bool = True) -> Settings:
     return make_settings(flags, DOCS, start=folder, use_file=use_file)
 
 
-def by_flags(
-    select: str = "", ignore: str = "", severity: Severity | None = None
-) -> GivenSettings:
+def by_flags(select: str = "", ignore: str = "", severity: Severity | None = None) -> GivenSettings:
     return GivenSettings(
         select=split_words([select]), ignore=split_words([ignore]), severity=severity
     )
@@ -63,9 +59,7 @@ def test_words_are_parted_by_commas_and_spaces() -> None:
         ("DL1", "DL1", OWN),
     ],
 )
-def test_rules_are_chosen(
-    tmp_path: Path, select: str, ignore: str, expected: set[str]
-) -> None:
+def test_rules_are_chosen(tmp_path: Path, select: str, ignore: str, expected: set[str]) -> None:
     assert chosen(tmp_path, by_flags(select, ignore)) == expected
 
 
@@ -84,21 +78,13 @@ def test_the_file_is_that_of_the_nearest_folder_with_settings(tmp_path: Path) ->
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     in_file(
-        tmp_path,
-        'select = ["DL1"]\nignore = ["bad-call"]\nseverity = "error"\nexclude = ["old"]',
+        tmp_path, 'select = ["DL1"]\nignore = ["bad-call"]\nseverity = "error"\nexclude = ["old"]'
     )
     assert chosen(tmp_path) == {"DL102", "DL000", "DL999"}
-    assert chosen(tmp_path, by_flags(select="DL1")) == {
-        "DL101",
-        "DL102",
-        "DL000",
-        "DL999",
-    }
+    assert chosen(tmp_path, by_flags(select="DL1")) == {"DL101", "DL102", "DL000", "DL999"}
     assert chosen(tmp_path, by_flags(ignore="poor-call")) == {"DL000", "DL999"}
     assert settings(tmp_path).severity == Severity.ERROR
-    assert (
-        settings(tmp_path, by_flags(severity=Severity.NOTE)).severity == Severity.NOTE
-    )
+    assert settings(tmp_path, by_flags(severity=Severity.NOTE)).severity == Severity.NOTE
     assert settings(tmp_path, GivenSettings(exclude=["new"])).exclude == ["old", "new"]
     assert settings(tmp_path).exclude == ["old"]
 
@@ -116,17 +102,13 @@ def test_severity_hides_what_is_not_bad_enough(tmp_path: Path) -> None:
     # What was asked for by its own name is shown; a beginning of numbers asks for none in
     # particular.
     assert shown(by_flags(select="odd-call")) == ["DL201"]
-    assert shown(by_flags(select="DL201,DL1", severity=Severity.ERROR)) == [
-        "DL101",
-        "DL201",
-    ]
+    assert shown(by_flags(select="DL201,DL1", severity=Severity.ERROR)) == ["DL101", "DL201"]
     assert shown(by_flags(select="DL2")) == []
 
 
 def test_rules_are_ignored_in_some_files(tmp_path: Path) -> None:
     in_file(
-        tmp_path,
-        "[tool.drumline.lint.per-file-ignores]\n'tests/*' = ['DL1']\n'b.py' = 'odd-call'",
+        tmp_path, "[tool.drumline.lint.per-file-ignores]\n'tests/*' = ['DL1']\n'b.py' = 'odd-call'"
     )
     wishes = replace(settings(tmp_path), severity=Severity.NOTE)
     code = "bad()\nodd()\n"
@@ -140,11 +122,7 @@ def test_rules_are_ignored_in_some_files(tmp_path: Path) -> None:
     ]
     assert found == [
         *("a.py:1:1 DL101", "a.py:2:1 DL201", "b.py:1:1 DL101"),
-        *(
-            "other/tests/d.py:1:1 DL101",
-            "other/tests/d.py:2:1 DL201",
-            "tests/deep/c.py:2:1 DL201",
-        ),
+        *("other/tests/d.py:1:1 DL101", "other/tests/d.py:2:1 DL201", "tests/deep/c.py:2:1 DL201"),
     ]
 
 
@@ -180,9 +158,7 @@ def test_all_wrong_settings_are_reported_at_once(tmp_path: Path) -> None:
     in_file(tmp_path, "a = 1\nseverity = 2")
     with pytest.raises(ConfigError, match="2 problems in the configuration") as error:
         settings(tmp_path)
-    assert "try: docs/lint.md has all settings; --no-config ignores them" in str(
-        error.value
-    )
+    assert "try: docs/lint.md has all settings; --no-config ignores them" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +175,7 @@ def test_all_wrong_settings_are_reported_at_once(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_unknown_rules_in_the_file_are_reported(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_unknown_rules_in_the_file_are_reported(tmp_path: Path, text: str, message: str) -> None:
     in_file(tmp_path, text)
     with pytest.raises(UsageError, match=re.escape(message)) as error:
         settings(tmp_path, by_flags(select="DL101"))
@@ -210,8 +184,7 @@ def test_unknown_rules_in_the_file_are_reported(
 
 def test_unknown_rules_in_flags_are_reported(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError,
-        match=r"^--select: there is no rule 'ODD-cal'; did you mean 'odd-call'",
+        UsageError, match=r"^--select: there is no rule 'ODD-cal'; did you mean 'odd-call'"
     ):
         settings(tmp_path, by_flags(select="ODD-cal"))
     with pytest.raises(UsageError, match=r"^--ignore: there is no rule 'zzz'\n"):
@@ -226,7 +199,5 @@ def test_a_rule_that_was_removed_may_still_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"[tool", b"\xff"])
 def test_a_file_that_is_no_toml_is_reported(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "pyproject.toml").write_bytes(data)
-    with pytest.raises(
-        UsageError, match=r"pyproject\.toml cannot be read: .*\n.*--no-config"
-    ):
+    with pytest.raises(UsageError, match=r"pyproject\.toml cannot be read: .*\n.*--no-config"):
         settings(tmp_path)

@@ -42,9 +42,7 @@ def test_the_caret_is_below_what_is_meant() -> None:
 
 
 def test_long_lines_are_cut_around_the_place() -> None:
-    shown, caret = lines({"a.py": f"x = '{'y' * 300}'; poor(); z = '{'w' * 300}'\n"})[
-        1:3
-    ]
+    shown, caret = lines({"a.py": f"x = '{'y' * 300}'; poor(); z = '{'w' * 300}'\n"})[1:3]
     assert len(shown) <= WIDEST_LINE + 6
     assert shown[caret.index("^") :].startswith("poor()")
     assert caret.strip().endswith("| " + " " * 60 + "^~~~~~")
@@ -83,9 +81,7 @@ def test_the_closing_line_counts() -> None:
     assert summary_line(report_of(files, settings=USUAL)) == (
         "3 errors, 2 warnings in 2 of 3 files; 3 can be fixed (--fix); 3 notes not shown (--severity note)"
     )
-    assert (
-        summary_line(report_of({"a.py": "", "b.py": ""})) == "nothing found in 2 files"
-    )
+    assert summary_line(report_of({"a.py": "", "b.py": ""})) == "nothing found in 2 files"
     assert summary_line(report_of({})) == "there is no file to read"
     report = report_of({"a.py": "poor()", "b.py": "("})
     report.problems.append(problem(RULE_FAILED, "a.py", "x"))

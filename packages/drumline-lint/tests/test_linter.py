@@ -27,19 +27,13 @@ def test_findings_come_in_the_order_of_their_places() -> None:
 
 def test_what_is_hidden_is_kept() -> None:
     report = report_of({"a.py": "bad()\nodd()\n"}, settings=USUAL)
-    assert (told(report.findings), told(report.hidden)) == (
-        ["a.py:1:1 DL101"],
-        ["a.py:2:1 DL201"],
-    )
+    assert (told(report.findings), told(report.hidden)) == (["a.py:1:1 DL101"], ["a.py:2:1 DL201"])
 
 
 def test_what_is_set_aside_has_notes() -> None:
     code = "bad()\n"
     report = report_of({"archived/runs/a.py": code, "tools/a.py": code})
-    assert [finding.severity for finding in report.findings] == [
-        Severity.NOTE,
-        Severity.ERROR,
-    ]
+    assert [finding.severity for finding in report.findings] == [Severity.NOTE, Severity.ERROR]
 
 
 @pytest.mark.parametrize(
@@ -77,10 +71,7 @@ def test_a_finding_is_silenced_where_it_is_and_told_once() -> None:
         for one in sorted(program.sources, key=lambda one: str(one.path)):
             yield BAD.RULE.at(one, one.tree.body[0], "found")
 
-    files: dict[str, str | bytes] = {
-        "a.py": "x = 1\n",
-        "b.py": "x = 1  # noqa: DL101\n",
-    }
+    files: dict[str, str | bytes] = {"a.py": "x = 1\n", "b.py": "x = 1  # noqa: DL101\n"}
     report = report_of(files, {"DL101": SimpleNamespace(RULE=BAD.RULE, check=look)})
     assert told(report.findings) == ["a.py:1:1 DL101"]
 
@@ -108,10 +99,7 @@ def test_a_rule_that_fails_is_reported_and_the_others_continue() -> None:
 
 def test_code_too_deep_for_a_rule_is_no_mistake_of_the_rule() -> None:
     (said,) = report_of({"b.py": "x\n"}, {"DL103": failing(RecursionError())}).problems
-    assert (said.rule, said.message) == (
-        "DL000",
-        "the code is nested too deeply for rule DL103",
-    )
+    assert (said.rule, said.message) == ("DL000", "the code is nested too deeply for rule DL103")
 
 
 def test_one_file_that_is_not_understood_does_not_lose_the_others(
@@ -150,9 +138,7 @@ def test_files_that_are_not_understood_together_are_reported(
 
 
 def test_most_rules_are_for_distributed_code() -> None:
-    many = SimpleNamespace(
-        RULE=replace(BAD.RULE, only_distributed=True), check=BAD.check
-    )
+    many = SimpleNamespace(RULE=replace(BAD.RULE, only_distributed=True), check=BAD.check)
     files: dict[str, str | bytes] = {
         "alone.py": "bad()\n",
         "many.py": "import torch.distributed as dist\ndist.init_process_group()\nbad()\n",
@@ -166,12 +152,8 @@ def test_scripts_are_asked_by_rules_for_scripts() -> None:
 
     def look(script: Any) -> Iterator[Finding]:
         line = script.text.count("\n")
-        place = Place(
-            path=str(script.path), line=line, column=1, end_line=line, end_column=5
-        )
-        yield made.at(
-            SimpleNamespace(place=lambda node: node), place, "the last line is loud"
-        )
+        place = Place(path=str(script.path), line=line, column=1, end_line=line, end_column=5)
+        yield made.at(SimpleNamespace(place=lambda node: node), place, "the last line is loud")
 
     rules = {"DL301": SimpleNamespace(RULE=made, check_shell=look), **RULES}
     files: dict[str, str | bytes] = {"run.sh": "x=1\necho 1\n", "a.py": "x\n"}
@@ -181,9 +163,7 @@ def test_scripts_are_asked_by_rules_for_scripts() -> None:
 
 def test_rules_that_are_not_wanted_are_not_asked() -> None:
     settings = Settings(chosen=frozenset({"DL000", "DL999"}))
-    assert not report_of(
-        {"b.py": "x\n"}, {"DL103": failing(KeyError())}, settings
-    ).problems
+    assert not report_of({"b.py": "x\n"}, {"DL103": failing(KeyError())}, settings).problems
 
 
 def test_problems_may_be_ignored_too() -> None:
@@ -194,6 +174,4 @@ def test_problems_may_be_ignored_too() -> None:
 def test_notes_alone_do_not_fail() -> None:
     assert report_of({"a.py": "odd()\n"}).is_clean
     assert not report_of({"a.py": "odd()\npoor()\n"}).is_clean
-    assert report_of(
-        {"a.py": "poor()\n"}, settings=Settings(chosen=frozenset())
-    ).is_clean
+    assert report_of({"a.py": "poor()\n"}, settings=Settings(chosen=frozenset())).is_clean

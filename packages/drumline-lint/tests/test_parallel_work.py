@@ -58,12 +58,7 @@ def test_the_findings_are_the_same(
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "many", "1.5"])
-def test_wrong_numbers(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, jobs: str
-) -> None:
+def test_wrong_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path, jobs: str) -> None:
     assert main([str(tmp_path), f"--jobs={jobs}"]) == 2
     error = capsys.readouterr().err
-    assert (
-        error
-        == f"drumline-lint: error: --jobs {jobs}: give a number from 1 on, or auto\n"
-    )
+    assert error == f"drumline-lint: error: --jobs {jobs}: give a number from 1 on, or auto\n"

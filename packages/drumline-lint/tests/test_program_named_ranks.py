@@ -34,7 +34,5 @@ def test_arguments_of_the_command_line_are_those_of_their_script(
     others: list[str], kind: str
 ) -> None:
     text = "import argparse\nargs = argparse.ArgumentParser().parse_args()\nask(args.local_rank)\n"
-    files = {"main": text} | {
-        f"other{number}": text for number, text in enumerate(others)
-    }
+    files = {"main": text} | {f"other{number}": text for number, text in enumerate(others)}
     assert asked(program_of(files)) == {Rank(kind)}

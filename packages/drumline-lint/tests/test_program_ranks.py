@@ -39,11 +39,7 @@ def values(expression: str) -> set[object]:
     program.index(source)
     last = source.tree.body[-1]
     assert isinstance(last, ast.Assign)
-    return {
-        value
-        for value in program.values(last.value)
-        if isinstance(value, Rank | RankTest)
-    }
+    return {value for value in program.values(last.value) if isinstance(value, Rank | RankTest)}
 
 
 @pytest.mark.parametrize(
@@ -105,10 +101,7 @@ def values(expression: str) -> set[object]:
         ("dist.is_initialized() and rank == 0", MAIN),
         ("not (dist.is_initialized() and rank != 0)", MAIN),
         ("rank == 0 and args.verbose", RankTest("global", True, is_enough=False)),
-        (
-            "not (rank == 0 and args.verbose)",
-            RankTest("global", False, is_needed=False),
-        ),
+        ("not (rank == 0 and args.verbose)", RankTest("global", False, is_needed=False)),
         ("rank == 0 or args.always", RankTest("global", True, is_needed=False)),
         ("not (rank == 0 or args.always)", RankTest("global", False, is_enough=False)),
         ("rank == 0 or rank == 1", SOME),

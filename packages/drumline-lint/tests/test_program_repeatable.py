@@ -38,11 +38,7 @@ print([type(value).__name__ + str(hash(value)) for value in values])
 def order(seed: int) -> str:
     """In a process of its own, where text has other hashes and nodes are in other places."""
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"kept = [bytearray(1) for _ in range({seed * 1000})]\n{ASKING}",
-        ],
+        [sys.executable, "-c", f"kept = [bytearray(1) for _ in range({seed * 1000})]\n{ASKING}"],
         env={
             **os.environ,
             "PYTHONHASHSEED": str(seed),

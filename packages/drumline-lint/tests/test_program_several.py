@@ -20,19 +20,14 @@ def read(lines: list[str]) -> tuple[Program, dict[str, list[ast.Call]]]:
 
 
 def test_of_several_names_of_libraries_the_last_by_the_alphabet() -> None:
-    choices = [
-        f"if backend == {n}:\n    autocast = torch.amp{n:02}.autocast"
-        for n in range(MANY)
-    ]
+    choices = [f"if backend == {n}:\n    autocast = torch.amp{n:02}.autocast" for n in range(MANY)]
     program, calls = read(["import torch", *choices, "autocast()"])
     assert program.name_of(calls["autocast"][0].func) == f"torch.amp{MANY - 1}.autocast"
 
 
 def test_of_several_functions_the_first_in_the_text() -> None:
     functions = [f"def start{n}(): ..." for n in range(MANY)]
-    choices = [
-        f"if backend == {n}:\n    start = start{n}" for n in reversed(range(MANY))
-    ]
+    choices = [f"if backend == {n}:\n    start = start{n}" for n in reversed(range(MANY))]
     program, calls = read([*functions, *choices, "start()"])
     function = program.function_of(calls["start"][0])
     assert isinstance(function, ast.FunctionDef)

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from drumline_lint.program.files import make_index
-from drumline_lint.program.tree import (
-    SCOPES,
-    children,
-    enclosing_function,
-    nodes_in,
-    scope_of,
-)
+from drumline_lint.program.tree import SCOPES, children, enclosing_function, nodes_in, scope_of
 from drumline_lint.reading.source import Source
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -50,9 +44,7 @@ def read(text: str) -> Source:
 
 TEXTS = {
     "odd": ODD,
-    **{
-        str(path.relative_to(CORPUS)): path.read_text() for path in CORPUS.rglob("*.py")
-    },
+    **{str(path.relative_to(CORPUS)): path.read_text() for path in CORPUS.rglob("*.py")},
 }
 
 
@@ -62,20 +54,13 @@ def test_every_node_has_the_children_that_ast_finds(text: str) -> None:
     make_index(source)
     for node in ast.walk(source.tree):
         assert children(node) == told(node)
-        assert not vars(node) or isinstance(node, SCOPES), (
-            "a dict takes most of the memory"
-        )
+        assert not vars(node) or isinstance(node, SCOPES), "a dict takes most of the memory"
     assert written(source.tree) == written(without_annotations(ast.parse(text)))
 
 
 def without_annotations(tree: ast.Module) -> ast.Module:
     for node in ast.walk(tree):
-        for name in vars(node).keys() & {
-            "annotation",
-            "returns",
-            "kind",
-            "type_comment",
-        }:
+        for name in vars(node).keys() & {"annotation", "returns", "kind", "type_comment"}:
             delattr(node, name)
     return tree
 
@@ -91,9 +76,7 @@ def test_the_index_has_all_nodes_and_knows_what_is_inside_each(text: str) -> Non
     everything = [node for kind in index.nodes.values() for node in kind]
     assert len(everything) == len(set(everything))
     for node in everything:
-        within = [
-            one for one in every_below(node) if isinstance(one, ast.Name | ast.Call)
-        ]
+        within = [one for one in every_below(node) if isinstance(one, ast.Name | ast.Call)]
         assert nodes_in(node, ast.Name, ast.Call, into_functions=True) == within
 
 
@@ -107,9 +90,7 @@ def test_what_a_definition_evaluates_is_seen_from_outside() -> None:
     )
     make_index(source)
     around = {
-        name.id: scope_of(name)
-        for name in ast.walk(source.tree)
-        if isinstance(name, ast.Name)
+        name.id: scope_of(name) for name in ast.walk(source.tree) if isinstance(name, ast.Name)
     }
     [cls] = source.tree.body
     assert isinstance(cls, ast.ClassDef)

@@ -27,9 +27,7 @@ from drumline_lint.reading.source import Source
 def program_of(files: dict[str, str]) -> Program:
     """By their path, without the ending."""
     texts = {f"{name}.py": dedent(text) for name, text in files.items()}
-    return Program(
-        [Source(Path(name), text, ast.parse(text)) for name, text in texts.items()]
-    )
+    return Program([Source(Path(name), text, ast.parse(text)) for name, text in texts.items()])
 
 
 def asked(program: Program, number: int = 0) -> Values:
@@ -45,11 +43,7 @@ def values_in(text: str) -> Values:
 
 def names_in(text: str) -> set[str]:
     """Of what a library made, without which call."""
-    return {
-        value.name
-        for value in values_in(text)
-        if isinstance(value, CallResult | Library)
-    }
+    return {value.name for value in values_in(text) if isinstance(value, CallResult | Library)}
 
 
 @pytest.mark.parametrize(
@@ -73,45 +67,21 @@ def test_a_thing_has_one_name(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        (
-            "from torch.nn.parallel import DistributedDataParallel as D; m = D(x); ask(m)",
-            names.DDP,
-        ),
+        ("from torch.nn.parallel import DistributedDataParallel as D; m = D(x); ask(m)", names.DDP),
         (
             "from torch.nn.parallel import DistributedDataParallel as D; m = D(x).to(0).train(); ask(m)",
             names.DDP,
         ),
-        (
-            "import torch; m = torch.compile(torch.nn.Linear(1, 1)); ask(m)",
-            "torch.nn.Linear",
-        ),
+        ("import torch; m = torch.compile(torch.nn.Linear(1, 1)); ask(m)", "torch.nn.Linear"),
         ("import torch; (a, b) = torch.nn.Linear(1, 1), 2; ask(a)", "torch.nn.Linear"),
         ("import torch; ask(a := torch.nn.Linear(1, 1))", "torch.nn.Linear"),
-        (
-            "import torch\ndef f():\n    return torch.nn.Linear(1, 1)\nask(f())",
-            "torch.nn.Linear",
-        ),
-        (
-            "import torch\ndef f(m):\n    ask(m)\nf(torch.nn.Linear(1, 1))",
-            "torch.nn.Linear",
-        ),
-        (
-            "import torch\ndef f(*, m=torch.nn.Linear(1, 1)):\n    ask(m)",
-            "torch.nn.Linear",
-        ),
-        (
-            "import torch\nf = lambda: torch.nn.Linear(1, 1)\nask(f())",
-            "torch.nn.Linear",
-        ),
+        ("import torch\ndef f():\n    return torch.nn.Linear(1, 1)\nask(f())", "torch.nn.Linear"),
+        ("import torch\ndef f(m):\n    ask(m)\nf(torch.nn.Linear(1, 1))", "torch.nn.Linear"),
+        ("import torch\ndef f(*, m=torch.nn.Linear(1, 1)):\n    ask(m)", "torch.nn.Linear"),
+        ("import torch\nf = lambda: torch.nn.Linear(1, 1)\nask(f())", "torch.nn.Linear"),
         ("import torch\nwith torch.no_grad() as g:\n    ask(g)", "torch.no_grad"),
-        (
-            "import torch\nfor m in [torch.nn.Linear(1, 1)]:\n    ask(m)",
-            "torch.nn.Linear",
-        ),
-        (
-            "import torch\no = torch.optim.SGD(p)\nask(o.state_dict())",
-            "torch.optim.SGD.state_dict",
-        ),
+        ("import torch\nfor m in [torch.nn.Linear(1, 1)]:\n    ask(m)", "torch.nn.Linear"),
+        ("import torch\no = torch.optim.SGD(p)\nask(o.state_dict())", "torch.optim.SGD.state_dict"),
         (
             "import torch\nargs.model = torch.nn.Linear(1, 1)\ndef f(args):\n    ask(args.model)",
             "torch.nn.Linear",
@@ -127,9 +97,7 @@ def test_the_last_assignment_counts() -> None:
     text += "m = torch.nn.Linear(1, 1)\n{before}m = D(m)\n{after}"
     assert names_in(text.format(before="ask(m)\n", after="")) == {"torch.nn.Linear"}
     assert names_in(text.format(before="", after="ask(m)\n")) == {names.DDP}
-    assert names_in(text.format(before="", after="ask(m.module)\n")) == {
-        "torch.nn.Linear"
-    }
+    assert names_in(text.format(before="", after="ask(m.module)\n")) == {"torch.nn.Linear"}
 
 
 def test_a_class_has_what_its_methods_assign() -> None:
@@ -203,13 +171,9 @@ def test_who_calls_a_function() -> None:
         }
     )
     source = program.sources[0]
-    by_name = {
-        function.name: function
-        for function in program.index(source).every(ast.FunctionDef)
-    }
+    by_name = {function.name: function for function in program.index(source).every(ast.FunctionDef)}
     written = {
-        name: [source.code(call) for call in program.callers(by_name[name])]
-        for name in by_name
+        name: [source.code(call) for call in program.callers(by_name[name])] for name in by_name
     }
     assert written == {
         "__init__": ["Net(size)"],
@@ -217,10 +181,7 @@ def test_who_calls_a_function() -> None:
         "worker": ["mp.spawn(worker, args=(8,), nprocs=8)"],
     }
     (pair,) = asked(program)
-    assert [program.values(one) for one in pair.items] == [
-        {Rank("spawned")},
-        {ConstantValue(8)},
-    ]
+    assert [program.values(one) for one in pair.items] == [{Rank("spawned")}, {ConstantValue(8)}]
 
 
 @pytest.mark.parametrize(
@@ -275,11 +236,7 @@ def test_what_is_found_does_not_depend_on_who_asks_first() -> None:
     ],
 )
 def test_an_attribute_may_be_the_target_of_a_loop(text: str) -> None:
-    over = {
-        ast.unparse(value.of)
-        for value in values_in(text)
-        if isinstance(value, LoopItem)
-    }
+    over = {ast.unparse(value.of) for value in values_in(text) if isinstance(value, LoopItem)}
     assert over == {"loader"}
 
 

@@ -57,10 +57,7 @@ def test_the_second_run_is_the_same_and_runs_no_rule(
 
 @pytest.mark.parametrize("change", ["edited", "new", "renamed", "selected"])
 def test_what_may_change_a_finding_is_a_new_run(
-    here: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    change: str,
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     lint(capsys)
     run_no_rules(monkeypatch)
@@ -77,9 +74,7 @@ def test_what_may_change_a_finding_is_a_new_run(
     assert (code, "run_rules" in capsys.readouterr().err) == (2, True)
 
 
-def test_a_damaged_entry_is_ignored(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_entry_is_ignored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = lint(capsys)
     (entry,) = (here / "kept").glob("*.json")
     document = json.loads(entry.read_text())
@@ -88,9 +83,7 @@ def test_a_damaged_entry_is_ignored(
         "[]",
         "{}",
         json.dumps({**document, "findings": [{}]}),
-        json.dumps(
-            {**document, "findings": [{**document["findings"][0], "place": {}}]}
-        ),
+        json.dumps({**document, "findings": [{**document["findings"][0], "place": {}}]}),
         json.dumps({**document, "unparsed": None}),
     ):
         entry.write_text(damaged)

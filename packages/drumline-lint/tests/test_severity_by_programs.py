@@ -24,9 +24,7 @@ TRACKED = START + "import wandb\nwandb.init()\n"
 @pytest.mark.parametrize(
     ("used", "severity"), [("mean", Severity.NOTE), ("gathered", Severity.WARNING)]
 )
-def test_a_function_that_a_used_file_keeps_for_nobody(
-    used: str, severity: Severity
-) -> None:
+def test_a_function_that_a_used_file_keeps_for_nobody(used: str, severity: Severity) -> None:
     gather = (
         "def mean(x):\n    return x.mean()\n"
         "def gathered(x):\n    parts = [torch.zeros_like(x)] * dist.get_world_size()\n"
@@ -39,9 +37,7 @@ def test_a_function_that_a_used_file_keeps_for_nobody(
             START + f"from helper import {used}\nprint({used}(torch.ones(2)))\n",
         ),
     )
-    severities = [
-        finding.severity for finding in findings_in(files) if finding.rule == "DL071"
-    ]
+    severities = [finding.severity for finding in findings_in(files) if finding.rule == "DL071"]
     assert severities == [severity]
 
 
@@ -69,9 +65,7 @@ def test_what_a_program_with_ranks_does_not_reach_is_a_note(
 ) -> None:
     """`train.py` is also a program of its own, with one process."""
     files = (("train.py", ONE_PROCESS), ("train_ddp.py", f"{START}{imported}\n"))
-    severities = [
-        finding.severity for finding in findings_in(files) if finding.rule == "DL023"
-    ]
+    severities = [finding.severity for finding in findings_in(files) if finding.rule == "DL023"]
     assert severities == [severity]
 
 
@@ -83,20 +77,14 @@ def test_a_program_with_ranks_that_others_import_from() -> None:
         ("train.py", train),
         ("evaluate.py", f"{START}from train import loss\nloss(x)\n"),
     )
-    severities = [
-        finding.severity for finding in findings_in(files) if finding.rule == "DL023"
-    ]
+    severities = [finding.severity for finding in findings_in(files) if finding.rule == "DL023"]
     assert severities == [Severity.WARNING]
 
 
 def test_a_hang_in_a_folder_of_tests_is_a_note() -> None:
     text = START + "if dist.get_rank() == 0:\n    dist.barrier()\n"
     severities = [
-        [
-            finding.severity
-            for finding in findings_in(((name, text),))
-            if finding.rule == "DL017"
-        ]
+        [finding.severity for finding in findings_in(((name, text),)) if finding.rule == "DL017"]
         for name in ("tools/check.py", "tests/check.py")
     ]
     assert severities == [[Severity.ERROR], [Severity.NOTE]]
@@ -126,9 +114,7 @@ def test_what_is_said_of_every_rank_is_a_note_where_one_is_started(
     ("name", "severity"),
     [("train.py", Severity.WARNING), ("train_single_gpu.py", Severity.NOTE)],
 )
-def test_what_is_said_of_every_rank_needs_a_start_of_several(
-    name: str, severity: Severity
-) -> None:
+def test_what_is_said_of_every_rank_needs_a_start_of_several(name: str, severity: Severity) -> None:
     """In the file itself, and in a helper that it alone imports."""
     start = START.replace("dist.init", "def setup():\n    dist.init")
     files = (
@@ -164,9 +150,7 @@ PERHAPS_SEVERAL = (
         ("Any start is fine.\n", Severity.NOTE),
     ],
 )
-def test_a_readme_may_say_that_one_process_is_started(
-    readme: str, severity: Severity
-) -> None:
+def test_a_readme_may_say_that_one_process_is_started(readme: str, severity: Severity) -> None:
     files = (("case.py", PERHAPS_SEVERAL), ("README.md", readme))
     findings = [finding for finding in findings_in(files) if finding.rule == "DL023"]
     assert [finding.severity for finding in findings] == [severity]
@@ -232,9 +216,7 @@ PLAIN = "import helper\nhelper.save(net)\n"
         ({"train.py": TRAINED, "export.py": PLAIN}, Severity.NOTE),
     ],
 )
-def test_a_file_of_several_programs_has_notes(
-    others: dict[str, str], severity: Severity
-) -> None:
+def test_a_file_of_several_programs_has_notes(others: dict[str, str], severity: Severity) -> None:
     findings = findings_in((("helper.py", SAVED), *others.items()))
     assert [each.severity for each in findings if each.rule == "DL014"] == [severity]
 
@@ -285,14 +267,10 @@ def test_a_program_that_goes_alone_is_started_by_python_alone(
 
 
 def notebook(*cells: str) -> str:
-    return json.dumps(
-        {"cells": [{"cell_type": "code", "source": cell} for cell in cells]}
-    )
+    return json.dumps({"cells": [{"cell_type": "code", "source": cell} for cell in cells]})
 
 
-@pytest.mark.parametrize(
-    ("name", "severity"), [("save", Severity.NOTE), ("store", Severity.ERROR)]
-)
+@pytest.mark.parametrize(("name", "severity"), [("save", Severity.NOTE), ("store", Severity.ERROR)])
 def test_a_function_that_a_later_cell_replaces_is_of_another_example(
     name: str, severity: Severity
 ) -> None:
@@ -310,9 +288,7 @@ def test_a_function_that_a_later_cell_replaces_is_of_another_example(
         ("train.py", Severity.ERROR),
     ],
 )
-def test_what_a_copy_of_a_library_brings_is_not_run(
-    name: str, severity: Severity
-) -> None:
+def test_what_a_copy_of_a_library_brings_is_not_run(name: str, severity: Severity) -> None:
     files = {"diffusers/setup.py": "", "parts/setup.py": "", name: "bad()\n"}
     files.setdefault("main.py", "")
     report = report_of(files)
@@ -349,6 +325,4 @@ def test_what_a_program_beside_it_loads(load: str, severity: Severity) -> None:
     ]
     rules = all_rules()
     results = run_rules(readings, rules, Settings(chosen=frozenset(rules)))
-    assert [each.severity for each in results.findings if each.rule == "DL016"] == [
-        severity
-    ]
+    assert [each.severity for each in results.findings if each.rule == "DL016"] == [severity]

@@ -31,9 +31,7 @@ SAME_DATA = (
     + "net = torch.nn.parallel.DistributedDataParallel(net)\n"
     + "for epoch in range(3):\n    for batch in loader:\n        net(batch).backward()\n"
 )
-DOWNLOAD = (
-    START + "import torchvision\ntorchvision.datasets.MNIST('data', download=True)\n"
-)
+DOWNLOAD = START + "import torchvision\ntorchvision.datasets.MNIST('data', download=True)\n"
 SPAWN = (
     "import torch.distributed as dist\nimport torch.multiprocessing as mp\n"
     "def work(rank):\n    dist.barrier()\n"
@@ -67,10 +65,7 @@ EPOCHS = (
 )
 TRACKED = START + "import wandb\nwandb.init()\n"
 SAVING = "torch.save(net.state_dict(), 'masks.pt')"
-WORK = (
-    START
-    + "def evaluate(data):\n    data.map(tokenize)\nif dist.get_rank() == 0:\n    CALL\n"
-)
+WORK = START + "def evaluate(data):\n    data.map(tokenize)\nif dist.get_rank() == 0:\n    CALL\n"
 OWNERS = (
     START + "rank = dist.get_rank()\nclass Writer:\n    def __init__(self, rank):\n"
     "        self.process_idx = rank\n    def write(self, batches):\n"
@@ -155,11 +150,7 @@ SEVERITIES = {
         "    images, sampler=torch.utils.data.DistributedSampler(images)\n)\n",
         Severity.NOTE,
     ),
-    "a spawn without a guard": (
-        "DL067",
-        SPAWN + "mp.spawn(work, nprocs=2)\n",
-        Severity.WARNING,
-    ),
+    "a spawn without a guard": ("DL067", SPAWN + "mp.spawn(work, nprocs=2)\n", Severity.WARNING),
     "a barrier of rank 0": (
         "DL017",
         START + "if dist.get_rank() == 0:\n    dist.barrier()\n",
@@ -255,8 +246,7 @@ SEVERITIES = {
     ),
     "a save of local rank 0": (
         "DL015",
-        START
-        + "if int(os.environ['LOCAL_RANK']) == 0:\n    torch.save(net, 'last.pt')\n",
+        START + "if int(os.environ['LOCAL_RANK']) == 0:\n    torch.save(net, 'last.pt')\n",
         Severity.NOTE,
     ),
     "a save of local rank 0 on several nodes": (
@@ -269,8 +259,7 @@ SEVERITIES = {
     "a state of the wrapper": ("DL016", WRAPPED, Severity.NOTE),
     "a state of the wrapper, and loaded without it": (
         "DL016",
-        WRAPPED
-        + "build().load_state_dict(torch.load('last.pt', map_location='cpu'))\n",
+        WRAPPED + "build().load_state_dict(torch.load('last.pt', map_location='cpu'))\n",
         Severity.WARNING,
     ),
     "a state of the wrapper, loaded by a loader that strips it": (
@@ -326,8 +315,7 @@ SEVERITIES = {
     ),
     "a checkpoint in a function that joins the group": (
         "DL014",
-        IMPORTS
-        + "def run():\n    dist.init_process_group()\n    torch.save(net, 'last.pt')\n",
+        IMPORTS + "def run():\n    dist.init_process_group()\n    torch.save(net, 'last.pt')\n",
         Severity.WARNING,
     ),
     "a checkpoint of an interrupted run": (
@@ -343,8 +331,7 @@ SEVERITIES = {
     ),
     "an exit of the first rank": (
         "DL018",
-        START
-        + "def run(rank):\n    if rank == 0:\n        return\n    dist.barrier()\n",
+        START + "def run(rank):\n    if rank == 0:\n        return\n    dist.barrier()\n",
         Severity.ERROR,
     ),
     "a checkpoint of a spawn of several": (
@@ -393,8 +380,7 @@ SEVERITIES = {
     ),
     "an exit on an option": (
         "DL018",
-        START
-        + "def run(rank, args):\n    if args.check and rank == 0:\n        return\n"
+        START + "def run(rank, args):\n    if args.check and rank == 0:\n        return\n"
         "    dist.barrier()\n",
         Severity.NOTE,
     ),
@@ -419,8 +405,7 @@ SEVERITIES = {
     ),
     "a model that rank 0 runs at an interval of tests": (
         "DL040",
-        NORM
-        + "if dist.get_rank() == 0 and epoch % args.test_interval == 0:\n    model(x)\n",
+        NORM + "if dist.get_rank() == 0 and epoch % args.test_interval == 0:\n    model(x)\n",
         Severity.WARNING,
     ),
     "a model that rank 0 runs for debugging": (
@@ -455,8 +440,7 @@ SEVERITIES = {
     ),
     "a wrapped state that is written anew before it is loaded": (
         "DL016",
-        WRAPPED
-        + "state = rename(torch.load('last.pt'))\nplain.load_state_dict(state)\n",
+        WRAPPED + "state = rename(torch.load('last.pt'))\nplain.load_state_dict(state)\n",
         Severity.NOTE,
     ),
     "a schedule that may be constant": (
@@ -471,8 +455,7 @@ SEVERITIES = {
     ),
     "a pretrained model that is named in what rank 0 writes": (
         "DL062",
-        START
-        + "if dist.get_rank() == 0:\n    save_card(base_model=args.pretrained_path)\n"
+        START + "if dist.get_rank() == 0:\n    save_card(base_model=args.pretrained_path)\n"
         "load(args.pretrained_path)\n",
         None,
     ),
@@ -513,22 +496,18 @@ SEVERITIES = {
     "a metric of a part": ("DL061", EVALUATION, Severity.WARNING),
     "a metric of a part that is meant": (
         "DL061",
-        EVALUATION.replace(
-            "with torch", "# only results from rank 0 are used here\nwith torch"
-        ),
+        EVALUATION.replace("with torch", "# only results from rank 0 are used here\nwith torch"),
         Severity.NOTE,
     ),
     "a model that rank 0 runs between batches": (
         "DL040",
-        NORM
-        + "for x in batches:\n    model(x).backward()\n    if dist.get_rank() == 0:\n"
+        NORM + "for x in batches:\n    model(x).backward()\n    if dist.get_rank() == 0:\n"
         "        with torch.no_grad():\n            model(x)\n",
         Severity.NOTE,
     ),
     "a model that rank 0 runs between batches, before a barrier": (
         "DL040",
-        NORM
-        + "for x in batches:\n    model(x).backward()\n    if dist.get_rank() == 0:\n"
+        NORM + "for x in batches:\n    model(x).backward()\n    if dist.get_rank() == 0:\n"
         "        with torch.no_grad():\n            model(x)\n    dist.barrier()\n",
         Severity.WARNING,
     ),
@@ -551,8 +530,7 @@ SEVERITIES = {
     ),
     "a folder that is deleted after a question": (
         "DL046",
-        START
-        + "import shutil\nif input('delete? ') != 'n':\n    shutil.rmtree('out')\n",
+        START + "import shutil\nif input('delete? ') != 'n':\n    shutil.rmtree('out')\n",
         Severity.NOTE,
     ),
     "a tracker of several ranks": ("DL023", TRACKED, Severity.WARNING),
@@ -575,14 +553,12 @@ SEVERITIES = {
     ),
     "a flag under torchrun that is read under another name": (
         "DL056",
-        LOCAL_RANK.replace("_rank')", "_rank', dest='gpu')")
-        + "print(parser.parse_args().gpu)\n",
+        LOCAL_RANK.replace("_rank')", "_rank', dest='gpu')") + "print(parser.parse_args().gpu)\n",
         Severity.WARNING,
     ),
     "a flag under torchrun whose other name nothing reads": (
         "DL056",
-        LOCAL_RANK.replace("_rank')", "_rank', dest='gpu')")
-        + "print(job.local_rank)\n",
+        LOCAL_RANK.replace("_rank')", "_rank', dest='gpu')") + "print(job.local_rank)\n",
         Severity.NOTE,
     ),
     "a flag under torchrun that nothing reads": (
@@ -598,9 +574,7 @@ def test_the_severity(name: str) -> None:
     rule, text, severity = SEVERITIES[name]
     findings = findings_in((("case.py", text),))
     expected = [] if severity is None else [severity]
-    assert [
-        finding.severity for finding in findings if finding.rule == rule
-    ] == expected
+    assert [finding.severity for finding in findings if finding.rule == rule] == expected
 
 
 @pytest.mark.parametrize(

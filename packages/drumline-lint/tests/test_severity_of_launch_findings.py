@@ -93,13 +93,9 @@ SEVERITIES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("rule", "text", "severity"), SEVERITIES.values(), ids=SEVERITIES
-)
+@pytest.mark.parametrize(("rule", "text", "severity"), SEVERITIES.values(), ids=SEVERITIES)
 def test_the_severity_of_a_finding(rule: str, text: str, severity: Severity) -> None:
-    findings = [
-        finding for finding in findings_in((("case.sh", text),)) if finding.rule == rule
-    ]
+    findings = [finding for finding in findings_in((("case.sh", text),)) if finding.rule == rule]
     assert [finding.severity for finding in findings] == [severity]
 
 
@@ -126,11 +122,7 @@ UNDERSCORED = (
     [
         ("requirements.txt", "numpy\ntorch==1.11.0+cu113\n", {Severity.NOTE}),
         ("requirements.txt", "torch>=1.8, <2.0\n", {Severity.NOTE}),
-        (
-            "pyproject.toml",
-            '[tool.poetry.dependencies]\ntorch = "^1.13"\n',
-            {Severity.NOTE},
-        ),
+        ("pyproject.toml", '[tool.poetry.dependencies]\ntorch = "^1.13"\n', {Severity.NOTE}),
         ("environment.yml", "dependencies:\n- pytorch=1.12\n", {Severity.NOTE}),
         ("requirements.txt", "torch==2.1.0\n", {Severity.NOTE, Severity.WARNING}),
         ("requirements.txt", "torch>=1.8,<2.3\n", {Severity.NOTE, Severity.WARNING}),
@@ -143,20 +135,14 @@ def test_an_argument_with_the_torch_that_the_project_pins(
 ) -> None:
     start = "python -m torch.distributed.launch --nproc_per_node=4 main.py\n"
     findings = findings_in((("run.sh", start), ("main.py", UNDERSCORED), (name, text)))
-    assert {
-        finding.severity for finding in findings if finding.rule == "DL106"
-    } == severities
+    assert {finding.severity for finding in findings if finding.rule == "DL106"} == severities
 
 
 def test_an_argument_in_a_program_that_mentions_a_newer_torch() -> None:
     start = "python -m torch.distributed.launch --nproc_per_node=4 main.py\n"
-    code = UNDERSCORED.replace(
-        "net = torch.compile(net)", "print('needs PyTorch 2.0 or above')"
-    )
+    code = UNDERSCORED.replace("net = torch.compile(net)", "print('needs PyTorch 2.0 or above')")
     findings = findings_in((("run.sh", start), ("main.py", code)))
-    assert {finding.severity for finding in findings if finding.rule == "DL106"} == {
-        Severity.NOTE
-    }
+    assert {finding.severity for finding in findings if finding.rule == "DL106"} == {Severity.NOTE}
 
 
 INIT = "import os\nimport torch\nimport torch.distributed as dist\ndist.init_process_group()\n"
@@ -223,12 +209,7 @@ STARTED = {
         ),
         Severity.NOTE,
     ),
-    "a clock of one process, and of eight": (
-        "DL045",
-        ONE + EIGHT,
-        CLOCK,
-        Severity.WARNING,
-    ),
+    "a clock of one process, and of eight": ("DL045", ONE + EIGHT, CLOCK, Severity.WARNING),
     "a clock of several pythons": (
         "DL045",
         "export RANK=$1\npython train.py\n",
@@ -244,22 +225,15 @@ STARTED = {
     "a program that takes the local rank of older releases": (
         "DL106",
         OLD,
-        INIT
-        + PARSED
-        + "parser.add_argument('--local_rank')\noptions = parser.parse_args()\n",
+        INIT + PARSED + "parser.add_argument('--local_rank')\noptions = parser.parse_args()\n",
         Severity.NOTE,
     ),
 }
 
 
-@pytest.mark.parametrize(
-    ("rule", "script", "text", "severity"), STARTED.values(), ids=STARTED
-)
+@pytest.mark.parametrize(("rule", "script", "text", "severity"), STARTED.values(), ids=STARTED)
 def test_the_severity_by_how_a_program_is_started(
     rule: str, script: str, text: str, severity: Severity
 ) -> None:
     findings = findings_in((("train.py", text), ("run.sh", script)))
-    assert (
-        max(finding.severity for finding in findings if finding.rule == rule)
-        == severity
-    )
+    assert max(finding.severity for finding in findings if finding.rule == rule) == severity

@@ -25,8 +25,7 @@ LETTERS = "$(){}[]`'\"\\\n \t#;&|<>=a1-@*!~%\r\0é"
 
 def words_of(text: str) -> list[list[str]]:
     return [
-        [text[word.start : word.end] for word in command.words]
-        for command in read_commands(text)
+        [text[word.start : word.end] for word in command.words] for command in read_commands(text)
     ]
 
 
@@ -40,10 +39,7 @@ def words_of(text: str) -> list[list[str]]:
         ("a 'b c' \"d $e\"f", [["a", "'b c'", '"d $e"f']]),
         ("a # b\nc d#e", [["a"], ["c", "d#e"]]),
         ("(a; b) && { c; }", [["a"], ["b"], ["c"]]),
-        (
-            "if a; then b; elif c; then d; else e; fi",
-            [["a"], ["b"], ["c"], ["d"], ["e"]],
-        ),
+        ("if a; then b; elif c; then d; else e; fi", [["a"], ["b"], ["c"], ["d"], ["e"]]),
         ("for x in 1 2; do a; done\nwhile b; do c; done", [["a"], ["b"], ["c"]]),
         ("case $x in\n one) a ;;\n *) b ;;\nesac\nc", [["a"], ["b"], ["c"]]),
         ("run() {\n  a\n}\nfunction more {\n  b\n}", [["a"], ["b"]]),
@@ -80,17 +76,12 @@ def test_quotes_are_removed_where_a_word_is_plain() -> None:
 
 def test_what_is_under_a_condition() -> None:
     text = "a\nif b; then c; fi\nd\ne && f\ng || (h)\nfor i in 1; do k; done\nl"
-    conditional = {
-        text[command.start] for command in read_commands(text) if command.is_conditional
-    }
+    conditional = {text[command.start] for command in read_commands(text) if command.is_conditional}
     assert conditional == {"b", "c", "f", "h", "k"}
 
 
 def test_an_operator_at_the_end_of_a_line_continues() -> None:
-    assert [command.is_conditional for command in read_commands("a &&\n b")] == [
-        False,
-        True,
-    ]
+    assert [command.is_conditional for command in read_commands("a &&\n b")] == [False, True]
 
 
 @settings(deadline=None)
@@ -111,9 +102,7 @@ def test_no_rule_stumbles_over_broken_scripts(text: str, data: st.DataObject) ->
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, len(text)))
     put = data.draw(st.text(alphabet=LETTERS, max_size=5))
-    broken = data.draw(
-        st.sampled_from([text[:start] + put + text[end:], text[:end], text[start:]])
-    )
+    broken = data.draw(st.sampled_from([text[:start] + put + text[end:], text[:end], text[start:]]))
     for finding in findings_in((("broken.sh", broken),)):
         assert finding.rule in all_rules()
         assert 1 <= finding.place.line <= broken.count("\n") + broken.count("\r") + 1

@@ -40,9 +40,7 @@ def values(text: str) -> dict[str, str | None]:
         ("PORT=", "PORT", ""),
     ],
 )
-def test_what_a_variable_is_known_to_be(
-    text: str, name: str, value: str | None
-) -> None:
+def test_what_a_variable_is_known_to_be(text: str, name: str, value: str | None) -> None:
     assert values(text)[name] == value
 
 
@@ -70,17 +68,8 @@ def test_slurm_options_in_all_their_forms() -> None:
         name: header.number(name)
         for name in ("nodes", "ntasks", "cpus-per-task", "ntasks-per-node")
     }
-    assert numbers == {
-        "nodes": 2,
-        "ntasks": 4,
-        "cpus-per-task": 8,
-        "ntasks-per-node": 2,
-    }
-    assert (
-        header.gpus_per_node,
-        header.has_whole_nodes,
-        header.number("job-name"),
-    ) == (
+    assert numbers == {"nodes": 2, "ntasks": 4, "cpus-per-task": 8, "ntasks-per-node": 2}
+    assert (header.gpus_per_node, header.has_whole_nodes, header.number("job-name")) == (
         4,
         True,
         None,
@@ -131,11 +120,7 @@ def test_when_a_job_has_its_nodes_for_itself(header: str, is_whole: bool) -> Non
 def test_torchrun_is_found_with_its_own_flags(text: str) -> None:
     read = script(text)
     (launch,) = launches(read)
-    flags = {
-        name: read.constant(flag.value)
-        for name, flag in launch.flags.items()
-        if flag.value
-    }
+    flags = {name: read.constant(flag.value) for name, flag in launch.flags.items() if flag.value}
     assert (launch.kind, flags, launch.is_sure) == (
         "torchrun",
         {"nnodes": "2", "nproc-per-node": "8"},

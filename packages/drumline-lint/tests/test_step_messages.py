@@ -18,14 +18,12 @@ MESSAGES = {
 @pytest.mark.parametrize("number", MESSAGES)
 def test_the_message_of_the_bad_snippet(number: str) -> None:
     text = all_rules()[number].RULE.bad
-    assert [
-        one.message for one in findings_in((("a.py", text),)) if one.rule == number
-    ] == [MESSAGES[number]]
+    assert [one.message for one in findings_in((("a.py", text),)) if one.rule == number] == [
+        MESSAGES[number]
+    ]
 
 
 def test_the_scaler_is_named_in_the_fix() -> None:
     text = all_rules()["DL028"].RULE.bad.replace("scaler", "amp_scaler")
-    (found,) = [
-        one.fix for one in findings_in((("a.py", text),)) if one.rule == "DL028"
-    ]
+    (found,) = [one.fix for one in findings_in((("a.py", text),)) if one.rule == "DL028"]
     assert found == "call amp_scaler.unscale_(optimizer) before it"

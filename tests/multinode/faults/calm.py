@@ -92,40 +92,26 @@ def _settings(steps: int) -> tuple[str, ...]:
     return (
         *("--train.steps", str(steps), "--train.batch_size", "16"),
         *("--train.eval_every_epochs", str(max(1, epochs // 3))),
-        *(
-            "--checkpoint.every_epochs",
-            "0",
-            "--checkpoint.every_steps",
-            str(max(1, steps // 20)),
-        ),
+        *("--checkpoint.every_epochs", "0", "--checkpoint.every_steps", str(max(1, steps // 20))),
         *("--dist.device", "cpu", "--dist.threads", "1", "--log.every_steps", "50"),
     )
 
 
 def _judge(folder: Path, codes: list[int], seconds: float, text: str) -> Calmness:
     notes = folder / "pauses.jsonl"
-    pauses = (
-        [json.loads(line) for line in notes.read_text().splitlines()]
-        if notes.exists()
-        else []
-    )
+    pauses = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
     stalls = [
-        (pause["began"], pause["ended"] + SLACK_S)
-        for pause in pauses
-        if pause["what"] == "data"
+        (pause["began"], pause["ended"] + SLACK_S) for pause in pauses if pause["what"] == "data"
     ]
     sentences = reading.said_in(folder)
     noted = [
         sentence
         for sentence in sentences
-        if sentence.word == "stall"
-        and any(low < sentence.time < high for low, high in stalls)
+        if sentence.word == "stall" and any(low < sentence.time < high for low, high in stalls)
     ]
     events = folder / "run" / "events" / "rank-00000.jsonl"
     steps = (
-        max((event["step"] for event in read_events(events)), default=0)
-        if events.exists()
-        else 0
+        max((event["step"] for event in read_events(events)), default=0) if events.exists() else 0
     )
     return Calmness(
         codes=codes,

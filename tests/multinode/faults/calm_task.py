@@ -38,9 +38,7 @@ class Pauses:
         self.rank = int(os.environ.get("RANK", "0"))
         self.total = config.train.steps or 0
         self.step = 0
-        self.left = {
-            name for name, (_, rank, _) in PAUSES.items() if rank in (None, self.rank)
-        }
+        self.left = {name for name, (_, rank, _) in PAUSES.items() if rank in (None, self.rank)}
 
     def take(self, name: str, pass_time: Callable[[float], None]) -> None:
         share, _, seconds = PAUSES[name]

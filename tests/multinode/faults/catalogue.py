@@ -48,9 +48,7 @@ FAULTS = {
     "stopped": Fault("SIGSTOP", ("stopped",)),
     "gil": Fault("GIL held by a C call", ("gil",)),
     "dataset": Fault("stuck dataset", ("dataset",)),
-    "worker_stuck": Fault(
-        "stuck DataLoader worker", ("dataset",), workers=2, says="worker"
-    ),
+    "worker_stuck": Fault("stuck DataLoader worker", ("dataset",), workers=2, says="worker"),
     "worker_stopped": Fault(
         "stopped DataLoader worker",
         ("dataset", "stopped"),
@@ -69,19 +67,11 @@ FAULTS = {
     "exception": Fault("exception", ("exception",)),
     "memory": Fault("out of memory", ("out_of_memory",)),
     # TCP survives what is repaired within 20 s: the run continues.
-    "cut": Fault(
-        "link cut", ("unreachable",), names="either", is_outside=True, restarts=False
-    ),
+    "cut": Fault("link cut", ("unreachable",), names="either", is_outside=True, restarts=False),
     "one_way": Fault(
-        "one-way drop",
-        ("unreachable",),
-        names="either",
-        is_outside=True,
-        restarts=False,
+        "one-way drop", ("unreachable",), names="either", is_outside=True, restarts=False
     ),
-    "host_gone": Fault(
-        "host powered off", ("unreachable",), names="host", is_outside=True
-    ),
+    "host_gone": Fault("host powered off", ("unreachable",), names="host", is_outside=True),
     # The rank that saves says it itself.
     "full_disk": Fault(
         "full disk in a save", ("exception", "storage"), ranks=(0,), ends_the_run=True
@@ -134,6 +124,4 @@ def make_chain(names: Sequence[str], seed: int) -> list[Case]:
     """Up to four faults of one run, each after at least one save of its own."""
     cases = (make_case(name, seed) for name in names)
     chance = random.Random(f"chain {seed}")
-    return [
-        replace(case, step=chance.randint(EVERY + 1, 2 * EVERY - 1)) for case in cases
-    ]
+    return [replace(case, step=chance.randint(EVERY + 1, 2 * EVERY - 1)) for case in cases]

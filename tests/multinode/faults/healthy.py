@@ -50,15 +50,7 @@ JOBS = (
     Healthy("sleeps", ("--watch", SCRIPT, "sleeps"), 90.0, ("user_code",)),
     Healthy(
         "breakpoint",
-        (
-            f"{SCRIPT}:Breakpoint",
-            "--run",
-            "run",
-            "--train.steps",
-            "90",
-            "--train.batch_size",
-            "16",
-        ),
+        (f"{SCRIPT}:Breakpoint", "--run", "run", "--train.steps", "90", "--train.batch_size", "16"),
         80.0,
         ("debugged", "user_code", "slow"),
     ),
@@ -87,11 +79,7 @@ def run_healthy(folder: Path, *, timeout_s: float = 1200.0) -> list[Outcome]:
 
 def _start(job: Healthy, folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
     folder.mkdir()
-    environment = {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "HEALTHY_S": f"{job.seconds:g}",
-    }
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HEALTHY_S": f"{job.seconds:g}"}
     seconds = () if ":" in job.words[0] else (f"{job.seconds:g}",)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -112,6 +100,4 @@ def _judge(job: Healthy, code: int, log: Path) -> Outcome:
         for sentence in sentences
         if sentence.word != "stall" or sentence.cause not in ("", *job.causes)
     ]
-    return Outcome(
-        job.name, code, sentences, unexpected, log.read_text(errors="replace")
-    )
+    return Outcome(job.name, code, sentences, unexpected, log.read_text(errors="replace"))

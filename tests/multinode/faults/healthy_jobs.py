@@ -61,9 +61,7 @@ def helper(seconds: float) -> None:
             os._exit(0)
         model = ddp.wrap(make_model())
         for _ in range(3):
-            for inputs, targets in DataLoader(
-                Late(seconds), batch_size=16, num_workers=2
-            ):
+            for inputs, targets in DataLoader(Late(seconds), batch_size=16, num_workers=2):
                 functional.cross_entropy(model(inputs), targets).backward()
 
 
@@ -119,6 +117,4 @@ def _write_slowly(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    {"own_loader": own_loader, "helper": helper, "sleeps": sleeps}[sys.argv[1]](
-        float(sys.argv[2])
-    )
+    {"own_loader": own_loader, "helper": helper, "sleeps": sleeps}[sys.argv[1]](float(sys.argv[2]))

@@ -40,11 +40,7 @@ class HostFault:
 
     def repair(self) -> None:
         """May be called twice."""
-        if (
-            self._is_repaired
-            or not self._case.fault.is_outside
-            or fired_at(self._folder) is None
-        ):
+        if self._is_repaired or not self._case.fault.is_outside or fired_at(self._folder) is None:
             return
         self._is_repaired = True
         host = self._bed[self._case.host]

@@ -75,14 +75,7 @@ class Injection:
 
     def _strike(self, fault: str) -> None:
         # The dataset, or whoever makes faults of hosts and links, goes on from there.
-        if fault in (
-            "dataset",
-            "worker_stopped",
-            "worker_stuck",
-            "cut",
-            "one_way",
-            "host_gone",
-        ):
+        if fault in ("dataset", "worker_stopped", "worker_stuck", "cut", "one_way", "host_gone"):
             (self._folder / "due").touch()
         elif fault in _IN_A_STEP:
             self._note()
@@ -100,9 +93,7 @@ class Injection:
         if self._is_spent or not self.is_mine or not (self._folder / "due").exists():
             return
         fault = self.plan.fault
-        if fault not in (
-            ("worker_stopped", "worker_stuck") if is_worker else ("dataset",)
-        ):
+        if fault not in (("worker_stopped", "worker_stuck") if is_worker else ("dataset",)):
             return
         if not self._note():  # another worker was first
             return

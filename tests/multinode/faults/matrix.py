@@ -32,14 +32,7 @@ from tests.multinode.job import Job
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
-TASK = (
-    "--train.batch_size",
-    "16",
-    "--optim.schedule",
-    "constant",
-    "--checkpoint.keep_last",
-    "2",
-)
+TASK = ("--train.batch_size", "16", "--optim.schedule", "constant", "--checkpoint.keep_last", "2")
 QUIET = ("--dist.device", "cpu", "--dist.threads", "1", "--log.every_steps", "1")
 HANG_S = 8.0
 """What is only suspected is acted on after this; a user's default is longer."""
@@ -77,9 +70,7 @@ class Result:
 class Matrix:
     """The hosts, a small disk, and the runs that nobody disturbed."""
 
-    def __init__(
-        self, folder: Path, *, hang_s: float = HANG_S, warm: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, *, hang_s: float = HANG_S, warm: bool = False) -> None:
         self.folder = folder
         self._hang_s = hang_s
         self._disk = folder / "run-on-a-small-disk" / "checkpoints"
@@ -88,8 +79,7 @@ class Matrix:
         # Before the hosts are made: they see what was mounted then.
         limit = f"size={DISK_BYTES}"
         subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", limit, f"{DISK}{os.getpid()}", self._disk],
-            check=True,
+            ["mount", "-t", "tmpfs", "-o", limit, f"{DISK}{os.getpid()}", self._disk], check=True
         )
         try:
             self.bed = Testbed(folder / "bed", HOSTS, warm=warm)
@@ -183,18 +173,8 @@ class Matrix:
                 f"{self._hang_s:g}",
             )
         settings = (
-            *(
-                "--train.steps",
-                str(fault.steps),
-                "--checkpoint.every_steps",
-                str(EVERY),
-            ),
-            *(
-                "--data.workers",
-                str(fault.workers),
-                "--watch.hang_s",
-                f"{self._hang_s:g}",
-            ),
+            *("--train.steps", str(fault.steps), "--checkpoint.every_steps", str(EVERY)),
+            *("--data.workers", str(fault.workers), "--watch.hang_s", f"{self._hang_s:g}"),
         )
         return (
             f"{HERE / 'task.py'}:Faulty",
@@ -213,10 +193,7 @@ class Matrix:
         """Several cases in one run, each on what the one before was restarted to; all of one kind
         of program. Where a step is said, it is counted from that restart."""
         started = time.monotonic()
-        results = [
-            Result(case.name, case.seed, case.rank, case.host, case.step)
-            for case in cases
-        ]
+        results = [Result(case.name, case.seed, case.rank, case.host, case.step) for case in cases]
         folder = self.new_folder(cases[0])
         trial = Trial(self, cases, folder)
         try:
@@ -245,11 +222,7 @@ class Matrix:
         for case, result, fired, next_fired in zip(
             cases, results, times, [*times[1:], math.inf], strict=True
         ):
-            mine = [
-                sentence
-                for sentence in sentences
-                if fired <= sentence.time < next_fired
-            ]
+            mine = [sentence for sentence in sentences if fired <= sentence.time < next_fired]
             result.screen = screen
             result.has_right_bits = is_same
             _judge(case, mine, steps, fired, result)
@@ -337,9 +310,7 @@ class Trial:
                     and job.entry.poll() not in (None, 0)
                     and len(self.all_jobs) < 6
                 ):
-                    self.jobs[node] = self._matrix.start(
-                        self._cases[-1], self._folder, node
-                    )
+                    self.jobs[node] = self._matrix.start(self._cases[-1], self._folder, node)
                     self.all_jobs.append(self.jobs[node])
             return not any(job.is_running() for job in self.jobs)
 
@@ -358,19 +329,13 @@ class Trial:
         has_ended = not any(job.is_running() for job in self.jobs)
         if has_ended:
             with contextlib.suppress(AssertionError):
-                processes.wait_until(
-                    lambda: not self._pids(), "its processes", timeout_s=5
-                )
-            self.left_behind = [
-                processes.command(pid) or str(pid) for pid in self._pids()
-            ]
+                processes.wait_until(lambda: not self._pids(), "its processes", timeout_s=5)
+            self.left_behind = [processes.command(pid) or str(pid) for pid in self._pids()]
         while pids := self._pids():
             processes.send(pids, signal.SIGKILL)
             time.sleep(0.05)
         for host in self._matrix.bed:
-            for folder in Path(f"/proc/{host.space.pid}/root/dev/shm").glob(
-                "drumline*"
-            ):
+            for folder in Path(f"/proc/{host.space.pid}/root/dev/shm").glob("drumline*"):
                 self.left_behind.append(f"/dev/shm/{folder.name} on {host.name}")
                 shutil.rmtree(folder, ignore_errors=True)
         for case in self._cases:
@@ -378,10 +343,7 @@ class Trial:
 
     def _pids(self) -> list[int]:
         return [
-            pid
-            for host in self._matrix.bed
-            for pid in host.space.pids()
-            if processes.command(pid)
+            pid for host in self._matrix.bed for pid in host.space.pids() if processes.command(pid)
         ]
 
 
@@ -389,9 +351,7 @@ def _unmount_orphans() -> None:
     """Small disks of soaks that were killed."""
     for line in Path("/proc/mounts").read_text().splitlines():
         source, folder, *_ = line.split()
-        if source.startswith(DISK) and not processes.stat_fields(
-            int(source.removeprefix(DISK))
-        ):
+        if source.startswith(DISK) and not processes.stat_fields(int(source.removeprefix(DISK))):
             subprocess.run(["umount", "--lazy", folder], check=False)
 
 
@@ -406,17 +366,11 @@ def remove_control_group(notes: Path) -> None:
 
 
 def _judge(
-    case: Case,
-    said: list[reading.Said],
-    steps: list[reading.Done],
-    fired: float,
-    result: Result,
+    case: Case, said: list[reading.Said], steps: list[reading.Done], fired: float, result: Result
 ) -> None:
     said = [sentence for sentence in said if not reading.is_recovery(sentence)]
     if case.fault.restarts:
-        said = [
-            sentence for sentence in said if not reading.is_of_a_slow_start(sentence)
-        ]
+        said = [sentence for sentence in said if not reading.is_of_a_slow_start(sentence)]
     result.said = [vars(sentence) for sentence in said]
     if fired == math.inf:
         result.problems.append("the fault never struck")
@@ -427,16 +381,12 @@ def _judge(
     # Restarts are counted by these: one that is told twice is taken for two. Of a link, each end
     # tells.
     allowed = 2 if case.fault.names == "either" else 1
-    if (
-        ends := sum(sentence.word in ("hang", "failure") for sentence in said)
-    ) > allowed:
+    if (ends := sum(sentence.word in ("hang", "failure") for sentence in said)) > allowed:
         result.problems.append(f"the end was told {ends} times")
     if case.fault.restarts:
         how = reading.again(steps, fired)
         result.steps_lost = how.steps_lost
-        result.new_step_s = (
-            None if how.first_new_step is None else how.first_new_step - fired
-        )
+        result.new_step_s = None if how.first_new_step is None else how.first_new_step - fired
         # A save fails while the step after it is done.
         most_lost = EVERY + 1 if case.fault.ends_the_run else EVERY
         if how.steps_lost is not None and how.steps_lost > most_lost:

@@ -20,13 +20,7 @@ from tests.multinode.faults import reading
 from tests.multinode.faults.catalogue import EVERY, HOSTS, RANKS_PER_HOST, Case
 from tests.multinode.faults.host_faults import HostFault
 from tests.multinode.faults.inject import fired_at
-from tests.multinode.faults.matrix import (
-    END_S,
-    HERE,
-    Matrix,
-    notes_of,
-    remove_control_group,
-)
+from tests.multinode.faults.matrix import END_S, HERE, Matrix, notes_of, remove_control_group
 from tests.multinode.job import Job
 
 CAP_S = 30.0
@@ -35,9 +29,7 @@ CAP_S = 30.0
 NAMES_LOCAL = re.compile(r"failed \(exitcode: .*?\) local_rank: (\d+)")
 NAMES_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank", re.MULTILINE)
 # A rank's own traceback, which torch marks.
-NAMES_ITSELF = re.compile(
-    r"^\[rank(\d+)\]: (?!Traceback)\w*(?:Error|Exception)", re.MULTILINE
-)
+NAMES_ITSELF = re.compile(r"^\[rank(\d+)\]: (?!Traceback)\w*(?:Error|Exception)", re.MULTILINE)
 
 
 @dataclass
@@ -85,14 +77,7 @@ def _start(matrix: Matrix, case: Case, folder: Path, node: int) -> Job:
         "--node-rank",
         str(node),
     )
-    meeting = (
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        endpoint,
-        "--rdzv-id",
-        "plain",
-    )
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "plain")
     host = matrix.bed.hosts[node]
     return host.start(
         *(
@@ -140,10 +125,7 @@ def _watch(
 
 def _end(matrix: Matrix, notes: Path) -> None:
     while pids := [
-        pid
-        for host in matrix.bed
-        for pid in host.space.pids()
-        if processes.command(pid)
+        pid for host in matrix.bed for pid in host.space.pids() if processes.command(pid)
     ]:
         processes.send(pids, signal.SIGKILL)
         time.sleep(0.05)
@@ -156,16 +138,9 @@ def _end(matrix: Matrix, notes: Path) -> None:
 def _judge(case: Case, jobs: list[Job], result: PlainResult) -> None:
     for node, job in enumerate(jobs):
         text = job.text()
-        named = [
-            node * RANKS_PER_HOST + int(match[1])
-            for match in NAMES_LOCAL.finditer(text)
-        ]
+        named = [node * RANKS_PER_HOST + int(match[1]) for match in NAMES_LOCAL.finditer(text)]
         named += [int(match[1]) for match in NAMES_RANK.finditer(text)]
         named += [int(match[1]) for match in NAMES_ITSELF.finditer(text)]
-        result.named += [
-            rank for rank in dict.fromkeys(named) if rank not in result.named
-        ]
+        result.named += [rank for rank in dict.fromkeys(named) if rank not in result.named]
         result.text += f"--- {HOSTS[node]}\n{text[-4000:]}\n"
-    result.names_only_the_right_one = case.fault.names == "rank" and result.named == [
-        case.rank
-    ]
+    result.names_only_the_right_one = case.fault.names == "rank" and result.named == [case.rank]

@@ -56,8 +56,7 @@ def main(folder: Path, steps: int, every: int) -> None:
                     file.write(f"{time.time()} {step} {os.getpid()}\n")
                 if step % every == 0:
                     torch.save(
-                        {"model": model.state_dict(), "step": step},
-                        where / f"saved-{step:05d}.pt",
+                        {"model": model.state_dict(), "step": step}, where / f"saved-{step:05d}.pt"
                     )
     if injection.plan.fault == "left_waiting":
         dist.barrier()

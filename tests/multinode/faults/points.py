@@ -14,9 +14,7 @@ NUM_SAMPLES = 2048
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, injection: Injection | None) -> None:
-        self.inputs = torch.randn(
-            NUM_SAMPLES, 8, generator=torch.Generator().manual_seed(5)
-        )
+        self.inputs = torch.randn(NUM_SAMPLES, 8, generator=torch.Generator().manual_seed(5))
         self.targets = (self.inputs.sum(1) > 0).long()
         self.injection = injection
 

@@ -75,12 +75,7 @@ def said_in(folder: Path) -> list[Said]:
                 rank = event["about_rank"]
                 sentences.append(
                     Said(
-                        float(event["time"]),
-                        "straggler",
-                        "straggler",
-                        host,
-                        rank,
-                        event["message"],
+                        float(event["time"]), "straggler", "straggler", host, rank, event["message"]
                     )
                 )
     return sorted(sentences, key=lambda one: one.time)
@@ -107,9 +102,7 @@ def steps_of(folder: Path, run: Path) -> list[Done]:
     if notes.exists():
         pids: list[str] = []
         done = []
-        for time, step, pid in (
-            line.split() for line in notes.read_text().splitlines()
-        ):
+        for time, step, pid in (line.split() for line in notes.read_text().splitlines()):
             if pid not in pids:
                 pids.append(pid)
             done.append(Done(float(time), int(step), len(pids)))
@@ -135,9 +128,7 @@ class Again:
 
 def again(steps: list[Done], fired: float) -> Again:
     struck = max((step.start for step in steps if step.time <= fired), default=0)
-    new = next(
-        (step for step in steps if step.start > struck and step.time > fired), None
-    )
+    new = next((step for step in steps if step.start > struck and step.time > fired), None)
     if new is None:
         return Again(None, None)
     # Ranks that the fault did not hit may have done another step since.

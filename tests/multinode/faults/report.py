@@ -18,8 +18,7 @@ def is_fine(result: Result) -> bool:
 def whats_wrong(result: Result) -> list[str]:
     wrong = {
         "nothing was said": not result.said,
-        "what was said is not what was expected": bool(result.said)
-        and not result.is_right,
+        "what was said is not what was expected": bool(result.said) and not result.is_right,
         "the bits are not those of a calm run": not result.has_right_bits,
         "no step was done after the fault": result.new_step_s is None
         and FAULTS[result.fault].restarts,

@@ -48,9 +48,7 @@ def main() -> int:
     with Matrix(folder, hang_s=options.hang_s) as matrix:
         for number, case in enumerate(cases, start=1):
             results.append(_try(matrix, case))
-            if options.plain and (
-                number <= options.plain * len(options.only or FAULTS)
-            ):
+            if options.plain and (number <= options.plain * len(options.only or FAULTS)):
                 plain.append(run_plain(matrix, case, cap_s=options.cap_s))
             print(f"{number} of {len(cases)}: {_line(results[-1])}", flush=True)
             _write(options.out, results, plain)
@@ -71,10 +69,7 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--count",
-        type=int,
-        default=len(FAULTS),
-        help="how many cases, of each fault in turn",
+        "--count", type=int, default=len(FAULTS), help="how many cases, of each fault in turn"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the first ones [0]")
     parser.add_argument(
@@ -88,38 +83,23 @@ def _options() -> argparse.Namespace:
         help="N cases of each fault under plain torchrun too [0]",
     )
     parser.add_argument(
-        "--cap-s",
-        type=float,
-        default=CAP_S,
-        help=f"how long plain torchrun gets [{CAP_S:g}]",
+        "--cap-s", type=float, default=CAP_S, help=f"how long plain torchrun gets [{CAP_S:g}]"
     )
     parser.add_argument(
-        "--hang-s",
-        type=float,
-        default=HANG_S,
-        help=f"--watch.hang_s of the runs [{HANG_S:g}]",
+        "--hang-s", type=float, default=HANG_S, help=f"--watch.hang_s of the runs [{HANG_S:g}]"
     )
     parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("faults.json"),
-        help="the results [faults.json]",
+        "--out", type=Path, default=Path("faults.json"), help="the results [faults.json]"
     )
-    parser.add_argument(
-        "--false-alarms", action="store_true", help="a healthy run instead"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=10_000, help="of the healthy run [10000]"
-    )
+    parser.add_argument("--false-alarms", action="store_true", help="a healthy run instead")
+    parser.add_argument("--steps", type=int, default=10_000, help="of the healthy run [10000]")
     return parser.parse_args()
 
 
 def _names(text: str) -> list[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in FAULTS]:
-        raise argparse.ArgumentTypeError(
-            f"{', '.join(unknown)}; there are {', '.join(FAULTS)}"
-        )
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}; there are {', '.join(FAULTS)}")
     return names
 
 
@@ -135,10 +115,7 @@ def _try(matrix: Matrix, case: Case) -> Result:
         shutil.rmtree(matrix.folder / f"{case}-{matrix.count}", ignore_errors=True)
     else:
         again = f"--only {case.name} --seed {case.seed} --count 1"
-        print(
-            f"wrong: {again}; see {matrix.folder}/{case}-*\n{report(result)}",
-            flush=True,
-        )
+        print(f"wrong: {again}; see {matrix.folder}/{case}-*\n{report(result)}", flush=True)
     return result
 
 

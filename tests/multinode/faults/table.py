@@ -25,9 +25,7 @@ HEADINGS = (
 )
 
 
-def make_table(
-    results: Sequence[Result], plain: Sequence[PlainResult], *, cap_s: float
-) -> str:
+def make_table(results: Sequence[Result], plain: Sequence[PlainResult], *, cap_s: float) -> str:
     """In Markdown; the last row is over all."""
     rows = [HEADINGS, tuple("---" for _ in HEADINGS)]
     for name, fault in FAULTS.items():
@@ -69,9 +67,7 @@ def _spread(values: Sequence[float | None]) -> str:
     if not numbers:
         return "none"
     p95 = numbers[math.ceil(0.95 * len(numbers)) - 1]
-    missing = (
-        f" ({len(values) - len(numbers)} without)" if len(numbers) < len(values) else ""
-    )
+    missing = f" ({len(values) - len(numbers)} without)" if len(numbers) < len(values) else ""
     return f"{statistics.median(numbers):.1f}, {p95:.1f}{missing}"
 
 

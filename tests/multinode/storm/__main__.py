@@ -85,9 +85,7 @@ class Storm:
 
     def _next_kind(self) -> str:
         if not self._turn:
-            self._turn = self.chance.sample(
-                self.options.faults, len(self.options.faults)
-            )
+            self._turn = self.chance.sample(self.options.faults, len(self.options.faults))
         return self._turn.pop()
 
     def _trains(self) -> bool:
@@ -133,9 +131,7 @@ class Storm:
         """Hosts with ranks, in the order of their ranks."""
         off = {name for _, kind, name in self._mends if kind == "power_off"}
         hosts = [host for host in self.bed.bed if host.name not in off]
-        first_ranks = {
-            host.name: min(self.bed.ranks(host), default=None) for host in hosts
-        }
+        first_ranks = {host.name: min(self.bed.ranks(host), default=None) for host in hosts}
         names = [name for name, rank in first_ranks.items() if rank is not None]
         return sorted(names, key=lambda name: first_ranks[name] or 0)
 
@@ -153,34 +149,24 @@ class Storm:
     def has_right_bits(self) -> bool:
         calm = self.bed.folder / "calm"
         calm_s = PATIENCE_S + self.steps * STEP_S
-        assert self._launch(calm, 0.0).wait(timeout_s=calm_s) == 0, (
-            "the run without faults"
-        )
+        assert self._launch(calm, 0.0).wait(timeout_s=calm_s) == 0, "the run without faults"
         return digest(self.run, with_rng=True) == digest(calm, with_rng=True)
 
 
 def _kinds(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if unknown := [name for name in names if name not in KINDS]:
-        raise argparse.ArgumentTypeError(
-            f"{', '.join(unknown)}; there are {', '.join(KINDS)}"
-        )
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}; there are {', '.join(KINDS)}")
     return names
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.multinode.storm", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.multinode.storm", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--every-s", type=float, default=40.0, help="between two faults [40]"
-    )
+    parser.add_argument("--every-s", type=float, default=40.0, help="between two faults [40]")
     parser.add_argument("--procs", type=int, default=1, help="ranks of each host [1]")
-    parser.add_argument(
-        "--faults", type=_kinds, default=KINDS, help=f"of {', '.join(KINDS)} [all]"
-    )
+    parser.add_argument("--faults", type=_kinds, default=KINDS, help=f"of {', '.join(KINDS)} [all]")
     parser.add_argument(
         "--expected", type=float, default=0.7, help="part of the time that trains [0.7]"
     )
@@ -197,9 +183,7 @@ def main() -> int:
         storm.blow()
         code = storm.job.wait()
         steps = bed.steps(storm.run)
-        judge(
-            storm.strikes, bed.folder, steps, storm.job.log.read_bytes(), storm.timeline
-        )
+        judge(storm.strikes, bed.folder, steps, storm.job.log.read_bytes(), storm.timeline)
         print(f"folder {folder}")
         for strike in storm.strikes:
             print(strike)
@@ -207,9 +191,7 @@ def main() -> int:
         ended = "given up" if storm.gave_up else f"exit code {code}"
         print(f"{ended}; effective time {effective_time(steps):.1%}", flush=True)
         has_right_bits = code == 0 and storm.has_right_bits()
-        print(
-            f"bits of a run without faults: {'the same' if has_right_bits else 'NOT the same'}"
-        )
+        print(f"bits of a run without faults: {'the same' if has_right_bits else 'NOT the same'}")
     is_fine = has_right_bits and all(
         strike.is_right and strike.new_step_s is not None for strike in storm.strikes
     )

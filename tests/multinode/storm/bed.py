@@ -23,14 +23,7 @@ SPARE = "c"
 TAIL_BYTES = 1 << 14
 RANK_FILE = re.compile(r"/rank-(\d+)\b")
 RUN = (
-    *(
-        "--train.batch_size",
-        "16",
-        "--optim.schedule",
-        "constant",
-        "--checkpoint.keep_last",
-        "2",
-    ),
+    *("--train.batch_size", "16", "--optim.schedule", "constant", "--checkpoint.keep_last", "2"),
     *(
         "--dist.device",
         "cpu",
@@ -55,34 +48,12 @@ class StormBed:
         self.leave = folder / "leave"
 
     def launch(self, run: Path, *, steps: int, every: int, step_s: float) -> Job:
-        words = (
-            "--hosts",
-            ",".join(HOSTS),
-            "--spare",
-            SPARE,
-            "--procs",
-            str(self.procs),
-        )
+        words = ("--hosts", ",".join(HOSTS), "--spare", SPARE, "--procs", str(self.procs))
         task = f"{Path(__file__).with_name('task.py')}:Steady"
-        settings = (
-            "--train.steps",
-            str(steps),
-            "--checkpoint.every_steps",
-            str(every),
-            *RUN,
-        )
+        settings = ("--train.steps", str(steps), "--checkpoint.every_steps", str(every), *RUN)
         return self.bed[DESK].start(
             *(sys.executable, "-m", "drumline", "launch", *words),
-            *(
-                "--env",
-                STEP_VARIABLE,
-                "--env",
-                LEAVE_VARIABLE,
-                task,
-                "--run",
-                str(run),
-                *settings,
-            ),
+            *("--env", STEP_VARIABLE, "--env", LEAVE_VARIABLE, task, "--run", str(run), *settings),
             env={
                 "PYTHONPATH": str(ROOT),
                 "GLOO_SOCKET_IFNAME": "eth0",

@@ -54,17 +54,11 @@ class Timeline:
 
     def time_of(self, position: int) -> float | None:
         """When what is at this position had been printed."""
-        return next(
-            (noted_at for noted_at, size in self._sizes if size > position), None
-        )
+        return next((noted_at for noted_at, size in self._sizes if size > position), None)
 
 
 def judge(
-    strikes: Sequence[Strike],
-    folder: Path,
-    steps: list[Done],
-    screen: bytes,
-    timeline: Timeline,
+    strikes: Sequence[Strike], folder: Path, steps: list[Done], screen: bytes, timeline: Timeline
 ) -> None:
     """Fill in what came of each, from the events, the steps and the screen until the next one."""
     sentences = said_in(folder)
@@ -109,19 +103,13 @@ def _printed_at(strike: Strike, screen: bytes, timeline: Timeline) -> float | No
 
 def _counts(said: Said, strike: Strike) -> bool:
     """A stall is a notice; it counts where it is the sentence that is waited for."""
-    return said.word != "stall" or (
-        strike.kind in UNREACHABLE and said.cause == "unreachable"
-    )
+    return said.word != "stall" or (strike.kind in UNREACHABLE and said.cause == "unreachable")
 
 
 def _is_right(said: Said, strike: Strike) -> bool:
     if strike.kind in UNREACHABLE:
         return said.cause == "unreachable" and said.host == strike.host
-    return (said.cause, said.host, said.rank) == (
-        CAUSES[strike.kind],
-        strike.host,
-        strike.rank,
-    )
+    return (said.cause, said.host, said.rank) == (CAUSES[strike.kind], strike.host, strike.rank)
 
 
 def _judge_step(strike: Strike, steps: list[Done], until: float) -> None:
@@ -155,16 +143,10 @@ def effective_time(steps: Sequence[Done]) -> float | None:
     last."""
     if len(steps) < 2:
         return None
-    return (
-        (steps[-1].step - steps[0].step)
-        * _pace_s(steps)
-        / (steps[-1].time - steps[0].time)
-    )
+    return (steps[-1].step - steps[0].step) * _pace_s(steps) / (steps[-1].time - steps[0].time)
 
 
-def _effective_until(
-    until: float, strike: Strike, steps: Sequence[Done]
-) -> float | None:
+def _effective_until(until: float, strike: Strike, steps: Sequence[Done]) -> float | None:
     """The same, from a fault to the next one: what the fault cost is part of that time."""
     before = [step for step in steps if step.time < strike.time]
     after = [step for step in steps if strike.time <= step.time < until]
@@ -190,22 +172,15 @@ def table(strikes: Sequence[Strike], steps: Sequence[Done]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     kinds = sorted({strike.kind for strike in strikes})
-    lines += [
-        _row(kind, [strike for strike in strikes if strike.kind == kind])
-        for kind in kinds
-    ]
+    lines += [_row(kind, [strike for strike in strikes if strike.kind == kind]) for kind in kinds]
     whole = effective_time(steps)
     lines.append(_row("**all**", strikes, effective=whole))
     return "\n".join(lines)
 
 
-def _row(
-    name: str, strikes: Sequence[Strike], *, effective: float | None = None
-) -> str:
+def _row(name: str, strikes: Sequence[Strike], *, effective: float | None = None) -> str:
     if effective is None:
-        shares = [
-            strike.effective for strike in strikes if strike.effective is not None
-        ]
+        shares = [strike.effective for strike in strikes if strike.effective is not None]
         effective = statistics.mean(shares) if shares else None
     cells = [
         name,

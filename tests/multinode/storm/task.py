@@ -32,9 +32,7 @@ class Steady(Task):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         time.sleep(float(os.environ.get(STEP_VARIABLE, "0")))
         leave = os.environ.get(LEAVE_VARIABLE)
-        is_last = os.environ.get("RANK") == str(
-            int(os.environ.get("WORLD_SIZE", "1")) - 1
-        )
+        is_last = os.environ.get("RANK") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1)
         if leave and is_last and Path(leave).exists():
             Path(leave).unlink()
             os._exit(0)

@@ -20,9 +20,7 @@ def test_whatever_ends_a_call_ends_the_wait() -> None:
 
 
 def test_names() -> None:
-    resolved = resolve_all(
-        ["localhost", "10.1.2.3", "no-such-host.invalid"], limit_s=9.0
-    )
+    resolved = resolve_all(["localhost", "10.1.2.3", "no-such-host.invalid"], limit_s=9.0)
     assert resolved["localhost"] == {"addresses": ["127.0.0.1"]}
     assert resolved["10.1.2.3"] == {"addresses": ["10.1.2.3"]}
     assert resolved["no-such-host.invalid"].keys() == {"error"}

@@ -3,29 +3,18 @@ from __future__ import annotations
 import pytest
 
 from drumline.base import errors
-from drumline.base.errors import (
-    ConfigError,
-    DrumlineError,
-    ExitCode,
-    Place,
-    did_you_mean,
-)
+from drumline.base.errors import ConfigError, DrumlineError, ExitCode, Place, did_you_mean
 
 
 def test_a_message_says_what_where_and_what_next() -> None:
     error = DrumlineError("the disk is full", next_step="free some space").located(
         Place("node-b", 3, 812)
     )
-    assert (
-        str(error)
-        == "the disk is full [rank 3 on node-b, step 812]\n  try: free some space"
-    )
+    assert str(error) == "the disk is full [rank 3 on node-b, step 812]\n  try: free some space"
 
 
 def test_what_an_error_knows_of_its_place_is_kept() -> None:
-    error = DrumlineError("torn", place=Place(host="node-a")).located(
-        Place("node-b", 1)
-    )
+    error = DrumlineError("torn", place=Place(host="node-a")).located(Place("node-b", 1))
     assert str(error) == "torn [rank 1 on node-a]"
 
 
@@ -37,10 +26,7 @@ def test_a_place_leaves_out_what_it_does_not_know() -> None:
 
 def test_config_errors_list_every_problem() -> None:
     error = ConfigError(["one", "two"], next_step="read the help")
-    assert (
-        str(error)
-        == "2 problems in the configuration:\n  - one\n  - two\n  try: read the help"
-    )
+    assert str(error) == "2 problems in the configuration:\n  - one\n  - two\n  try: read the help"
     assert str(ConfigError(["one"])).startswith("1 problem in")
 
 

@@ -32,11 +32,7 @@ def objects(*lines: str, **fields: Any) -> list[dict[str, Any]]:
 
 
 def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    own = {
-        name: text
-        for name, text in os.environ.items()
-        if name not in (FORMAT, IS_WRAPPED)
-    }
+    own = {name: text for name, text in os.environ.items() if name not in (FORMAT, IS_WRAPPED)}
     return subprocess.run(
         [sys.executable, "-c", WRAPS + program],
         env={**own, FORMAT: "json", **variables},
@@ -128,9 +124,7 @@ def test_a_command_that_prints_all_the_time_is_shown_at_once() -> None:
     )
     done = run(program)
     messages = [json.loads(line)["message"] for line in done.stdout.splitlines()]
-    (left,) = [
-        int(message.split()[1]) for message in messages if message.startswith("pid ")
-    ]
+    (left,) = [int(message.split()[1]) for message in messages if message.startswith("pid ")]
     os.kill(left, signal.SIGKILL)
     assert done.returncode == 0
     times = {json.loads(line)["time"] for line in done.stdout.splitlines()}
@@ -170,8 +164,6 @@ def test_a_signal_reaches_the_command_and_a_kill_ends_it(tmp_path: Path) -> None
 
 def test_a_second_one_leaves_it_to_the_first() -> None:
     done = run("wrap_output(); wrap_output(); print('once')")
-    assert [json.loads(line)["message"] for line in done.stdout.splitlines()] == [
-        "once"
-    ]
+    assert [json.loads(line)["message"] for line in done.stdout.splitlines()] == ["once"]
     plain = run("print('as it is')", **{IS_WRAPPED: "1"})
     assert plain.stdout == "as it is\n"

@@ -58,12 +58,7 @@ def test_a_name_may_hold_anything() -> None:
         b"7 (a) (b) S 5 " + b"0 " * 9 + b"30 12 0 0 0 0 3 0 99 " + b"0 " * 29 + b"9 0"
     )
     assert (stat.name, stat.state, stat.parent) == ("a) (b", "S", 5)
-    assert (stat.cpu_ticks, stat.num_threads, stat.start_ticks, stat.exit_status) == (
-        42,
-        3,
-        99,
-        9,
-    )
+    assert (stat.cpu_ticks, stat.num_threads, stat.start_ticks, stat.exit_status) == (42, 3, 99, 9)
 
 
 def test_a_process_that_has_exited() -> None:
@@ -71,11 +66,7 @@ def test_a_process_that_has_exited() -> None:
     child.wait()
     assert read_stat(child.pid) is None
     assert read_status(child.pid) == {}
-    assert (state_of(child.pid), parent_of(child.pid), descendants(child.pid)) == (
-        GONE,
-        0,
-        [],
-    )
+    assert (state_of(child.pid), parent_of(child.pid), descendants(child.pid)) == (GONE, 0, [])
     handle = ProcessHandle(child.pid)
     assert handle.stat() is None
     handle.close()
@@ -85,9 +76,7 @@ def test_the_tree(tree: subprocess.Popen[bytes]) -> None:
     inner, sleep = descendants(tree.pid)
     assert (children(tree.pid), children(inner)) == ([inner], [sleep])
     assert parent_of(sleep) == inner
-    assert sorted(processes_with_variable("DRUMLINE_TREE=7")) == sorted(
-        [tree.pid, inner, sleep]
-    )
+    assert sorted(processes_with_variable("DRUMLINE_TREE=7")) == sorted([tree.pid, inner, sleep])
 
 
 @pytest.mark.parametrize(
@@ -113,12 +102,8 @@ def test_cpus_are_limited_by_the_mask_and_by_the_container(
     assert (cpu_quota(), usable_cpus()) == (quota, usable)
 
 
-def test_a_machine_without_proc_has_no_descendants(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        processes.os, "listdir", lambda path: os.scandir("/no/such/folder")
-    )
+def test_a_machine_without_proc_has_no_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes.os, "listdir", lambda path: os.scandir("/no/such/folder"))
     assert descendants(os.getpid()) == []
 
 

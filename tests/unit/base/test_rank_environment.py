@@ -48,8 +48,7 @@ def test_another_launcher_sets_no_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_starts", "folder", "tells"),
-    [(0, None, True), (1, None, False), (0, Path("logs"), False)],
+    ("num_starts", "folder", "tells"), [(0, None, True), (1, None, False), (0, Path("logs"), False)]
 )
 def test_only_the_first_ranks_of_a_command_given_here_get_its_start(
     tmp_path: Path, num_starts: int, folder: Path | None, tells: bool
@@ -79,11 +78,7 @@ def test_under_another_launcher_there_are_no_watch_settings() -> None:
     terms = watch_settings_from({})
     assert terms == WatchSettings()
     assert (terms.folder, terms.secret, terms.nodes) == (None, None, ())
-    assert (terms.script.run, terms.script.on_hang, terms.script.hang_s) == (
-        None,
-        "restart",
-        None,
-    )
+    assert (terms.script.run, terms.script.on_hang, terms.script.hang_s) == (None, "restart", None)
 
 
 def test_watch_settings_are_read_and_the_secret_is_not_shown() -> None:

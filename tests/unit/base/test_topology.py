@@ -3,12 +3,7 @@ from __future__ import annotations
 import pytest
 
 from drumline.base.errors import PreflightError, UsageError
-from drumline.base.rank_environment import (
-    first_host,
-    node_names,
-    rank_variables,
-    topology_from,
-)
+from drumline.base.rank_environment import first_host, node_names, rank_variables, topology_from
 
 TORCHRUN = {
     "RANK": "3",
@@ -34,12 +29,7 @@ SRUN = {
 def test_torchruns_variables_are_read() -> None:
     topology = topology_from(TORCHRUN)
     assert topology is not None
-    assert (
-        topology.rank,
-        topology.world_size,
-        topology.local_rank,
-        topology.local_world_size,
-    ) == (
+    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (
         3,
         4,
         1,
@@ -48,11 +38,7 @@ def test_torchruns_variables_are_read() -> None:
     assert (topology.master_addr, topology.master_port) == ("node-a", 29500)
     assert (topology.is_restart, topology.agent_hosts_store) == (True, True)
     first = topology_from(
-        {
-            **TORCHRUN,
-            "TORCHELASTIC_USE_AGENT_STORE": "False",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-        }
+        {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_RESTART_COUNT": "0"}
     )
     assert first is not None
     assert (first.is_restart, first.agent_hosts_store) == (False, False)
@@ -80,9 +66,7 @@ def test_missing_variables_are_all_named() -> None:
 
 
 def test_a_variable_that_is_no_number_is_named() -> None:
-    with pytest.raises(
-        UsageError, match="MASTER_PORT is 'http', which is not a whole number"
-    ):
+    with pytest.raises(UsageError, match="MASTER_PORT is 'http', which is not a whole number"):
         topology_from({**TORCHRUN, "MASTER_PORT": "http"})
 
 
@@ -94,12 +78,7 @@ def test_a_rank_beyond_the_world_size_is_rejected() -> None:
 def test_srun_is_understood() -> None:
     topology = topology_from(SRUN)
     assert topology is not None
-    assert (
-        topology.rank,
-        topology.world_size,
-        topology.local_rank,
-        topology.local_world_size,
-    ) == (
+    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (
         5,
         8,
         1,
@@ -150,10 +129,7 @@ def test_hosts_have_names_where_ranks_are_dealt_in_equal_blocks() -> None:
     topology = topology_from(SRUN)
     assert topology is not None
     assert topology.node_names == ("gpu007", "gpu008")
-    for changes in (
-        {"SLURM_STEP_TASKS_PER_NODE": "4,3"},
-        {"SLURM_DISTRIBUTION": "cyclic"},
-    ):
+    for changes in ({"SLURM_STEP_TASKS_PER_NODE": "4,3"}, {"SLURM_DISTRIBUTION": "cyclic"}):
         topology = topology_from({**SRUN, **changes})
         assert topology is not None
         assert topology.node_names == ()

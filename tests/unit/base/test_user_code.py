@@ -23,9 +23,7 @@ from drumline.base.user_code import (
 def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "neighbour_of_own.py").write_text("WIDTH = 3\n")
     file = tmp_path / "own_code_under_test.py"
-    file.write_text(
-        "from neighbour_of_own import WIDTH\nclass Net:\n    width = WIDTH\n"
-    )
+    file.write_text("from neighbour_of_own import WIDTH\nclass Net:\n    width = WIDTH\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield file
     for name in ("own_code_under_test", "neighbour_of_own"):
@@ -90,10 +88,7 @@ def test_a_name_that_is_not_there_means_what_fits_and_is_the_files_own(
     (tmp_path / "many_classes.py").write_text(MANY_CLASSES)
     with pytest.raises(UsageError) as caught:
         load_class(f"{tmp_path}/many_classes.py:{name}")
-    assert (
-        str(caught.value)
-        == f"{tmp_path}/many_classes.py has no class {name!r}; {meant}"
-    )
+    assert str(caught.value) == f"{tmp_path}/many_classes.py has no class {name!r}; {meant}"
 
 
 def test_a_file_that_would_shadow_a_loaded_module_is_refused(
@@ -102,8 +97,7 @@ def test_a_file_that_would_shadow_a_loaded_module_is_refused(
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "json.py").write_text("class Net: pass\n")
     with pytest.raises(
-        UsageError,
-        match=r"a module named 'json' is already loaded\n  try: rename json.py",
+        UsageError, match=r"a module named 'json' is already loaded\n  try: rename json.py"
     ):
         load_class(f"{tmp_path / 'json.py'}:Net")
 
@@ -116,9 +110,7 @@ def test_a_file_whose_name_is_no_module_is_refused(tmp_path: Path) -> None:
         load_class(f"{tmp_path / 'v1.2.py'}:Net")
 
 
-def test_an_import_that_fails_inside_the_file_keeps_its_own_error(
-    own_file: Path,
-) -> None:
+def test_an_import_that_fails_inside_the_file_keeps_its_own_error(own_file: Path) -> None:
     own_file.write_text("import a_package_that_is_not_there\nclass Net: pass\n")
     with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
         load_class(f"{own_file}:Net")
@@ -129,29 +121,21 @@ def build(*, width: int, depth: int = 1) -> tuple[int, int]:
 
 
 def test_a_builder_gets_what_it_accepts() -> None:
-    assert build_accepted(
-        build, {"width": 2, "other": 9}, options={"depth": 5}, what="net"
-    ) == (
+    assert build_accepted(build, {"width": 2, "other": 9}, options={"depth": 5}, what="net") == (
         2,
         5,
     )
-    assert build_accepted(build, {"width": 2}, options={"width": 7}, what="net") == (
-        7,
-        1,
-    )
+    assert build_accepted(build, {"width": 2}, options={"width": 7}, what="net") == (7, 1)
 
 
 def test_an_option_that_a_builder_does_not_take_is_named() -> None:
-    with pytest.raises(
-        UsageError, match="net takes no option 'dept'; did you mean 'depth'"
-    ):
+    with pytest.raises(UsageError, match="net takes no option 'dept'; did you mean 'depth'"):
         build_accepted(build, {"width": 2}, options={"dept": 5}, what="net")
 
 
 def test_an_argument_that_nothing_provides_is_named() -> None:
     with pytest.raises(
-        UsageError,
-        match="net needs width, which neither the dataset nor the settings provide",
+        UsageError, match="net needs width, which neither the dataset nor the settings provide"
     ):
         build_accepted(build, {}, options={}, what="net")
 
@@ -163,15 +147,11 @@ def test_a_function_is_named_the_same_way() -> None:
     assert str(raised.value) == (
         "'os.path' does not name a function\n  try: write path/to/file.py:function or package.module:function"
     )
-    with pytest.raises(
-        UsageError, match="has no function 'joint'; did you mean 'join'"
-    ):
+    with pytest.raises(UsageError, match="has no function 'joint'; did you mean 'join'"):
         load_function("os.path:joint")
 
 
-def test_libraries_whose_names_begin_like_torch_or_drumline_are_not_taken_for_them() -> (
-    None
-):
+def test_libraries_whose_names_begin_like_torch_or_drumline_are_not_taken_for_them() -> None:
     for package in (torch, drumline):
         folder = Path(str(package.__file__)).parent
         assert not is_users_file(f"{folder}/nn/modules.py")

@@ -54,9 +54,7 @@ def write(root: Path, step: int, *, size: int = 64) -> None:
 def prune(root: Path, *, last: int = 2, best: int = 1) -> None:
     if (newest := catalog.newest_valid(root).path) is not None:
         retention.prune(
-            root,
-            retention.Retention(last, best, "loss", higher_is_better=False),
-            newest=newest,
+            root, retention.Retention(last, best, "loss", higher_is_better=False), newest=newest
         )
 
 
@@ -103,16 +101,12 @@ def check_resumes(root: Path, step: int) -> None:
     write(root, step)
     prune(root)
     assert newest_step(root) == step
-    assert not [path for path in root.iterdir() if path.name.startswith(".")], list(
-        root.iterdir()
-    )
+    assert not [path for path in root.iterdir() if path.name.startswith(".")], list(root.iterdir())
     for left in catalog.list_steps(root):
         catalog.verify(root / catalog.folder_name(left))
 
 
-def killed_at_every_moment(
-    folder: Path, work: Callable[[Path], object], *, least: int
-) -> int:
+def killed_at_every_moment(folder: Path, work: Callable[[Path], object], *, least: int) -> int:
     """Kill `work` at its first moment, its second, and so on until it comes to its end; how many
     there were."""
     start = folder / "start"
@@ -122,9 +116,7 @@ def killed_at_every_moment(
     while True:
         root = folder / f"moment-{moment}"
         shutil.copytree(start, root)
-        _, status = os.waitpid(
-            run_child(partial(work_until_killed, work, root, moment)), 0
-        )
+        _, status = os.waitpid(run_child(partial(work_until_killed, work, root, moment)), 0)
         assert newest_step(root) >= least, (moment, list(root.iterdir()))
         check_resumes(root, 9)
         shutil.rmtree(root)
@@ -138,9 +130,7 @@ def killed_at_every_moment(
 def every_moment(folder: Path) -> None:
     counts = {
         "new": killed_at_every_moment(folder, lambda root: write(root, 4), least=3),
-        "replaced": killed_at_every_moment(
-            folder, lambda root: write(root, 3), least=3
-        ),
+        "replaced": killed_at_every_moment(folder, lambda root: write(root, 3), least=3),
         "pruned": killed_at_every_moment(folder, prune_to_one, least=3),
     }
     assert counts["new"] >= 15, counts

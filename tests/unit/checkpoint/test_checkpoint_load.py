@@ -20,9 +20,7 @@ def save(
     optimizer = torch.optim.SGD(model.parameters(), lr=step / 10, momentum=0.9)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    snapshot = capture(
-        model, optimizer if with_optimizer else None, progress={"step": step}
-    )
+    snapshot = capture(model, optimizer if with_optimizer else None, progress={"step": step})
     store.write(
         run / "checkpoints",
         step,
@@ -65,17 +63,13 @@ def test_the_model_is_still_right_when_the_checkpoint_is_gone(tmp_path: Path) ->
     assert torch.equal(momentum, optimizer.state[saved.weight]["momentum_buffer"])
 
 
-def test_a_corrupt_one_is_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_corrupt_one_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
     (tmp_path / "checkpoints" / "step-00000002" / "model.json").unlink()
     assert load_checkpoint(tmp_path, nn.Linear(2, 2)) == {"step": 1}
     skipped = tmp_path / "checkpoints" / "step-00000002"
-    assert caplog.messages == [
-        f"the checkpoint {skipped} was skipped: model.json is missing"
-    ]
+    assert caplog.messages == [f"the checkpoint {skipped} was skipped: model.json is missing"]
 
 
 def test_one_that_is_not_finite_is_loaded_with_a_warning(
@@ -86,20 +80,13 @@ def test_one_that_is_not_finite_is_loaded_with_a_warning(
     tensors = snapshot.tensors
     documents = snapshot.documents
     store.write(
-        path,
-        1,
-        tensors=tensors,
-        documents=documents,
-        metrics={},
-        non_finite="model/weight",
+        path, 1, tensors=tensors, documents=documents, metrics={}, non_finite="model/weight"
     )
     for folder in (tmp_path, path / "step-00000001"):
         load_checkpoint(folder, nn.Linear(2, 2))
     assert (
         caplog.messages
-        == [
-            f"the checkpoint {path / 'step-00000001'} is loaded, though model/weight is not finite"
-        ]
+        == [f"the checkpoint {path / 'step-00000001'} is loaded, though model/weight is not finite"]
         * 2
     )
 
@@ -118,14 +105,12 @@ def test_a_corrupt_one_asked_for_by_name_is_refused(tmp_path: Path) -> None:
         load_checkpoint(path, nn.Linear(2, 2))
     (path / "model.json").unlink()
     with pytest.raises(
-        CorruptCheckpointError,
-        match=r"is corrupt or incomplete: model\.json is missing",
+        CorruptCheckpointError, match=r"is corrupt or incomplete: model\.json is missing"
     ):
         load_checkpoint(path, nn.Linear(2, 2))
     (path / "manifest.json").unlink()
     with pytest.raises(
-        CorruptCheckpointError,
-        match=r"is corrupt or incomplete: manifest\.json is missing",
+        CorruptCheckpointError, match=r"is corrupt or incomplete: manifest\.json is missing"
     ):
         load_checkpoint(path, nn.Linear(2, 2))
 
@@ -138,16 +123,14 @@ def test_one_that_was_copied_under_another_name(tmp_path: Path) -> None:
 
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError,
-        match=rf"there is no folder {tmp_path}/none \(looked in .*\)\n  try: give",
+        CheckpointError, match=rf"there is no folder {tmp_path}/none \(looked in .*\)\n  try: give"
     ):
         load_checkpoint(tmp_path / "none", nn.Linear(2, 2))
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError,
-        match=rf"there is no complete checkpoint in {tmp_path}\n  try: give a run",
+        CheckpointError, match=rf"there is no complete checkpoint in {tmp_path}\n  try: give a run"
     ):
         load_checkpoint(tmp_path, nn.Linear(2, 2))
 
@@ -173,7 +156,5 @@ def test_no_optimizer_in_it(tmp_path: Path) -> None:
     save(tmp_path, 1, with_optimizer=False)
     model = nn.Linear(2, 2)
     assert load_checkpoint(tmp_path, model) == {"step": 1}
-    with pytest.raises(
-        CheckpointError, match="the checkpoint holds no optimizer state"
-    ):
+    with pytest.raises(CheckpointError, match="the checkpoint holds no optimizer state"):
         load_checkpoint(tmp_path, model, torch.optim.SGD(model.parameters()))

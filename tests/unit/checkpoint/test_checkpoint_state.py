@@ -27,9 +27,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def make_scaler(*, enabled: bool = True) -> torch.amp.GradScaler:
-    return torch.amp.GradScaler(
-        "cpu", init_scale=8.0, growth_interval=2, enabled=enabled
-    )
+    return torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2, enabled=enabled)
 
 
 def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:

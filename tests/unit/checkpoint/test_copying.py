@@ -44,8 +44,7 @@ def write(root: Path, copied: Copy) -> dict[str, dict[str, bytes]]:
     )
     read = store.read(path).tensors
     return {
-        file: {name: bits(tensor) for name, tensor in group.items()}
-        for file, group in read.items()
+        file: {name: bits(tensor) for name, tensor in group.items()} for file, group in read.items()
     }
 
 
@@ -80,10 +79,7 @@ def test_copies_in_one_piece_of_memory_keep_types_shapes_and_layouts() -> None:
     ):
         assert list(copied) == list(tensors)
         for name, tensor in tensors.items():
-            assert (copied[name].dtype, copied[name].shape) == (
-                tensor.dtype,
-                tensor.shape,
-            )
+            assert (copied[name].dtype, copied[name].shape) == (tensor.dtype, tensor.shape)
             assert bits(copied[name]) == bits(tensor), name
             assert copied[name].data_ptr() != tensor.data_ptr() or not tensor.numel()
         assert copied["a"].stride() == tensors["a"].stride()
@@ -95,10 +91,7 @@ def test_without_room_for_a_copy_there_is_none(tmp_path: Path) -> None:
     assert Copier(CPU, host_room=lambda: needed).take(live).kind == "host"
     copied = Copier(CPU, host_room=lambda: needed - 1).take(live)
     assert copied.kind == "none"
-    assert (
-        copied.tensors["model"]["0.weight"].data_ptr()
-        == live["model"]["0.weight"].data_ptr()
-    )
+    assert copied.tensors["model"]["0.weight"].data_ptr() == live["model"]["0.weight"].data_ptr()
     write(tmp_path, copied)
     assert copied.tensors["model"].keys() == live["model"].keys()
 
@@ -116,9 +109,7 @@ def test_the_room_on_the_host_is_some_of_its_memory() -> None:
     assert copying.host_room() < int(first_line.split()[1]) << 10
 
 
-def test_the_limit_of_a_container_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("3000000000\n")
     (tmp_path / "memory.current").write_text("2900000000\n")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 400000000\n")

@@ -41,9 +41,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 class Folder:
     """A run folder that is saved to and mirrored, as the saver of a run does it."""
 
-    def __init__(
-        self, url: str, folder: Path, *, keep_last: int = 2, keep_best: int = 0
-    ) -> None:
+    def __init__(self, url: str, folder: Path, *, keep_last: int = 2, keep_best: int = 0) -> None:
         self.path = folder
         self.root = folder / "checkpoints"
         self.notes = list[str]()
@@ -80,12 +78,7 @@ class Folder:
 
 
 def write(
-    root: Path,
-    step: int,
-    *,
-    value: float | None = None,
-    size: int = 4,
-    **metrics: float,
+    root: Path, step: int, *, value: float | None = None, size: int = 4, **metrics: float
 ) -> Path:
     weights = torch.full((size,), float(step if value is None else value))
     tensors = {"model": {"w": weights}, "optimizer": {"m": weights}}
@@ -109,9 +102,7 @@ def test_a_save_is_mirrored_with_the_manifest_last(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run" / "events").mkdir(parents=True)
-    (tmp_path / "run" / "events" / "rank-00000.jsonl").write_text(
-        '{"kind":"start"}\n{"kind":"tr'
-    )
+    (tmp_path / "run" / "events" / "rank-00000.jsonl").write_text('{"kind":"start"}\n{"kind":"tr')
     (tmp_path / "run" / "config.toml").write_text("x = 1\n")
     with Proxy(bucket.server) as proxy:
         use_endpoint(monkeypatch, proxy.url)
@@ -119,22 +110,15 @@ def test_a_save_is_mirrored_with_the_manifest_last(
         path = folder.save(7)
         folder.close()
     for file in path.iterdir():
-        assert (
-            bucket.read(f"runs/a/checkpoints/step-00000007/{file.name}")
-            == file.read_bytes()
-        )
-    put = [
-        path.rpartition("/")[2] for method, path in proxy.requests if method == "PUT"
-    ]
+        assert bucket.read(f"runs/a/checkpoints/step-00000007/{file.name}") == file.read_bytes()
+    put = [path.rpartition("/")[2] for method, path in proxy.requests if method == "PUT"]
     assert put[0] == "mirror.json"
     assert set(put[1:4]) == set(PARTS)
     assert put[4:] == ["rank-00000.jsonl", "config.toml", "manifest.json"]
     events = bucket.read("runs/a/events/rank-00000.jsonl")
     assert events == b'{"kind":"start"}\n'  # complete lines
     assert "runs/a/config.toml" in bucket.sizes()
-    assert f"mirrored step 7 to {bucket.url}" in [
-        note.partition(" (")[0] for note in folder.notes
-    ]
+    assert f"mirrored step 7 to {bucket.url}" in [note.partition(" (")[0] for note in folder.notes]
 
 
 @pytest.mark.soak
@@ -170,16 +154,9 @@ def test_a_file_that_grows_is_uploaded_in_pieces_and_restored(
             )
             restore_run(folder.run, tmp_path / str(step))
             whole = {1: 8, 2: 10}.get(step, len(content))
-            assert (
-                tmp_path / str(step) / "events" / events.name
-            ).read_text() == content[:whole]
+            assert (tmp_path / str(step) / "events" / events.name).read_text() == content[:whole]
         folder.close()
-    assert put == [
-        ["jsonl"],
-        ["jsonl", "00001"],
-        ["00001", "00002", "00003"],
-        ["00003", "00004"],
-    ]
+    assert put == [["jsonl"], ["jsonl", "00001"], ["00001", "00002", "00003"], ["00003", "00004"]]
 
 
 def test_a_host_that_is_lost_after_an_upload_leaves_the_ledger_of_its_steps(
@@ -188,9 +165,7 @@ def test_a_host_that_is_lost_after_an_upload_leaves_the_ledger_of_its_steps(
     def lose(method: str, path: str) -> int | None:
         """Once the manifest is in the store."""
         return (
-            503
-            if any(path.endswith("manifest.json") for _, path in proxy.requests[:-1])
-            else None
+            503 if any(path.endswith("manifest.json") for _, path in proxy.requests[:-1]) else None
         )
 
     with Proxy(bucket.server, lose) as proxy:
@@ -201,9 +176,9 @@ def test_a_host_that_is_lost_after_an_upload_leaves_the_ledger_of_its_steps(
         wait_until(lambda: folder.mirror._failure)
         folder.close(0.1)
     use_endpoint(monkeypatch, bucket.server)
-    assert restore_run(MirroredRun(open_store(bucket.url)), tmp_path / "b")[
-        0
-    ].startswith("restored step 2 ")
+    assert restore_run(MirroredRun(open_store(bucket.url)), tmp_path / "b")[0].startswith(
+        "restored step 2 "
+    )
     assert (tmp_path / "b" / "ledger.jsonl").read_text() == "1\n2\n"
 
 
@@ -219,9 +194,7 @@ def test_the_ledger_in_the_store_is_never_ahead_of_the_events(
             for file in files:
                 file.write_text("1\n2\n")
         if method == "PUT" and path.endswith("manifest.json"):
-            contents.extend(
-                bucket.read(f"runs/a/{file.relative_to(tmp_path)}") for file in files
-            )
+            contents.extend(bucket.read(f"runs/a/{file.relative_to(tmp_path)}") for file in files)
 
     with Proxy(bucket.server, train) as proxy:
         use_endpoint(monkeypatch, proxy.url)
@@ -250,9 +223,7 @@ def test_when_saves_pile_up_the_newest_is_next(
         folder.save(1)
         wait_until(
             lambda: any(
-                "step-00000001" in path
-                for method, path in proxy.requests
-                if method == "PUT"
+                "step-00000001" in path for method, path in proxy.requests if method == "PUT"
             )
         )
         for step in (2, 3, 4):
@@ -262,9 +233,7 @@ def test_when_saves_pile_up_the_newest_is_next(
         gate.set()
         folder.close()
         assert folder.steps == folder.mirrored == [3, 4]
-        uploaded = [
-            note.split()[2] for note in folder.notes if note.startswith("mirrored")
-        ]
+        uploaded = [note.split()[2] for note in folder.notes if note.startswith("mirrored")]
         assert uploaded == ["1", "4", "3"]
 
 
@@ -297,9 +266,7 @@ def test_a_checkpoint_that_a_save_has_removed_meanwhile_is_not_reported(
         """The listing for retention in the store."""
         is_listing = (method, path.strip("/")) == ("GET", bucket.name)
         if is_listing and any(
-            path.endswith("manifest.json")
-            for method, path in proxy.requests
-            if method == "PUT"
+            path.endswith("manifest.json") for method, path in proxy.requests if method == "PUT"
         ):
             reached.set()
             gate.wait(LIMIT_S)
@@ -314,9 +281,7 @@ def test_a_checkpoint_that_a_save_has_removed_meanwhile_is_not_reported(
         gate.set()
         folder.close()
         assert folder.mirrored == [2]
-    assert [
-        record.getMessage() for record in caplog.records if record.name == "drumline"
-    ] == []
+    assert [record.getMessage() for record in caplog.records if record.name == "drumline"] == []
 
 
 # Endpoints that fail
@@ -337,17 +302,10 @@ def test_a_failing_endpoint_is_reported_once_and_tried_again(
             folder.save(step)
         wait_until(lambda: len(proxy.requests) >= 3)
         assert folder.steps == [1, 2, 3]
-        warnings = [
-            record.getMessage()
-            for record in caplog.records
-            if record.name == "drumline"
-        ]
+        warnings = [record.getMessage() for record in caplog.records if record.name == "drumline"]
         assert len(warnings) == 1
         assert warnings[0].startswith(f"the mirror failed: {bucket.url}")
-        assert (
-            "training continues, and checkpoints stay here until it works. Try: "
-            in warnings[0]
-        )
+        assert "training continues, and checkpoints stay here until it works. Try: " in warnings[0]
         proxy.fault = lambda method, path: None
         folder.close()
         assert folder.steps == folder.mirrored == [3]
@@ -358,11 +316,7 @@ def test_a_local_checkpoint_stays_until_the_store_has_confirmed_the_manifest_of_
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(method: str, path: str) -> int | None:
-        return (
-            503
-            if method == "HEAD" and path.endswith("step-00000002/manifest.json")
-            else None
-        )
+        return 503 if method == "HEAD" and path.endswith("step-00000002/manifest.json") else None
 
     with Proxy(bucket.server, refuse) as proxy:
         use_endpoint(monkeypatch, proxy.url)
@@ -370,10 +324,7 @@ def test_a_local_checkpoint_stays_until_the_store_has_confirmed_the_manifest_of_
         for step in (1, 2):
             folder.save(step)
         wait_until(
-            lambda: any(
-                path.endswith("step-00000002/manifest.json")
-                for _, path in proxy.requests
-            )
+            lambda: any(path.endswith("step-00000002/manifest.json") for _, path in proxy.requests)
         )
         wait_until(lambda: folder.mirror._failure)
         assert folder.steps == [1, 2]
@@ -400,19 +351,14 @@ def test_an_endpoint_that_is_slow_does_not_delay_a_save(
         folder = Folder(bucket.url, tmp_path)
         folder.save(1)
         wait_until(
-            lambda: any(
-                path.endswith("optimizer.safetensors") for _, path in proxy.requests
-            )
+            lambda: any(path.endswith("optimizer.safetensors") for _, path in proxy.requests)
         )
         folder.mirror.finish(1.0)
         assert folder.marks  # for the watchdog
         assert folder.notes
-        assert folder.notes[-1].startswith(
-            f"waiting for the mirror {bucket.url}: step 1, "
-        )
+        assert folder.notes[-1].startswith(f"waiting for the mirror {bucket.url}: step 1, ")
         assert (
-            f"the checkpoint of step 1 is not in the mirror {bucket.url}: step 1, "
-            in caplog.text
+            f"the checkpoint of step 1 is not in the mirror {bucket.url}: step 1, " in caplog.text
         )
         count = len(folder.notes)
         folder.close()  # does not wait again
@@ -436,8 +382,7 @@ def test_a_store_that_never_answers_holds_up_neither_the_start_nor_the_end(
     monkeypatch.setattr(object_store, "RETRY_AFTER_S", ())
     try:
         with pytest.raises(
-            StoreError,
-            match=rf"cannot be read: {url}/\S+ is unreachable: no answer for 2 s\n",
+            StoreError, match=rf"cannot be read: {url}/\S+ is unreachable: no answer for 2 s\n"
         ):
             restore_run(run, tmp_path / "empty")
         folder.save(1)
@@ -453,9 +398,7 @@ def test_a_store_that_refuses_is_not_waited_for_and_the_next_start_uploads(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with Proxy(
-        bucket.server, lambda method, path: 403 if method == "PUT" else None
-    ) as proxy:
+    with Proxy(bucket.server, lambda method, path: 403 if method == "PUT" else None) as proxy:
         use_endpoint(monkeypatch, proxy.url)
         folder = Folder(bucket.url, tmp_path)
         for step in (1, 2):
@@ -528,9 +471,7 @@ def test_retention_is_the_same_on_both_sides(bucket: Bucket, tmp_path: Path) -> 
     assert "runs/a/notes.txt" in bucket.sizes()
 
 
-def test_what_the_mirror_did_not_make_is_not_deleted(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_what_the_mirror_did_not_make_is_not_deleted(bucket: Bucket, tmp_path: Path) -> None:
     """Objects and unfinished uploads of others, also below an address that they use, too."""
     foreign_names = [
         "checkpoints/epoch-3.pt",
@@ -577,13 +518,10 @@ def test_the_mirror_of_another_run_is_refused(
     second_folder.save(9)
     second_folder.close()
     assert bucket.sizes() == before
-    text = (
-        f"{bucket.url} has checkpoints, and they are not of the run in {tmp_path / 'b'}"
-    )
+    text = f"{bucket.url} has checkpoints, and they are not of the run in {tmp_path / 'b'}"
     assert text in caplog.text
     with pytest.raises(
-        UsageError,
-        match=f"{text}\n  try: give --checkpoint.mirror a prefix of its own, or resume",
+        UsageError, match=f"{text}\n  try: give --checkpoint.mirror a prefix of its own, or resume"
     ):
         restore_run(second_folder.run, second_folder.path)
 
@@ -609,14 +547,9 @@ def test_a_run_that_has_continued_elsewhere_is_resumed_from_there(
     note, _ = restore_run(first.run, first.path)
     aside = next(first.path.glob("before-*"))
     assert note.startswith(f"restored step 2 from {bucket.url} in ")
-    assert note.endswith(
-        f": the run has continued elsewhere; what was here is in {aside}"
-    )
+    assert note.endswith(f": the run has continued elsewhere; what was here is in {aside}")
     assert (first.steps, (first.path / ledger).read_text()) == ([2], "1\n2\n")
-    assert (
-        catalog.list_steps(aside / "checkpoints"),
-        (aside / ledger).read_text(),
-    ) == ([1], "1\n")
+    assert (catalog.list_steps(aside / "checkpoints"), (aside / ledger).read_text()) == ([1], "1\n")
     assert catalog.verify(aside / "checkpoints" / old.name).step == 1
     again = Folder(bucket.url, first.path)
     again.save(3)
@@ -626,9 +559,7 @@ def test_a_run_that_has_continued_elsewhere_is_resumed_from_there(
     assert restore_run(first.run, second.path)[0].startswith("restored step 3 ")
 
 
-def test_two_that_have_continued_apart_are_not_mixed(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_two_that_have_continued_apart_are_not_mixed(bucket: Bucket, tmp_path: Path) -> None:
     first = Folder(bucket.url, tmp_path / "a")
     first.save(1)
     first.close()
@@ -706,9 +637,7 @@ def upload(variables: dict[str, str], url: str, folder: Path) -> None:
     mirrored.close()
 
 
-def test_a_killed_upload_is_no_checkpoint_and_is_cleaned_up(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_a_killed_upload_is_no_checkpoint_and_is_cleaned_up(bucket: Bucket, tmp_path: Path) -> None:
     """The process is killed by SIGKILL while its second object is on its way."""
     folder = Folder(bucket.url, tmp_path / "a")
     folder.save(1)
@@ -756,18 +685,13 @@ def test_an_empty_folder_is_restored_to_the_bit(bucket: Bucket, tmp_path: Path) 
         path = folder.save(step)
     folder.close()
     note, skipped = restore_run(folder.run, tmp_path / "b")
-    assert (note.partition(" in ")[0], skipped) == (
-        f"restored step 2 from {bucket.url}",
-        [],
-    )
+    assert (note.partition(" in ")[0], skipped) == (f"restored step 2 from {bucket.url}", [])
     restored_path = tmp_path / "b" / "checkpoints" / path.name
     assert {file.name: file.read_bytes() for file in restored_path.iterdir()} == {
         file.name: file.read_bytes() for file in path.iterdir()
     }
     for record in ("ledger.jsonl", "events/rank-00000.jsonl"):
-        assert (tmp_path / "b" / record).read_bytes() == (
-            tmp_path / "a" / record
-        ).read_bytes()
+        assert (tmp_path / "b" / record).read_bytes() == (tmp_path / "a" / record).read_bytes()
     assert restore_run(folder.run, tmp_path / "b") == ("", [])  # now it has one
 
 
@@ -804,8 +728,7 @@ def test_a_corrupt_object_is_named_and_the_one_before_is_restored(
     ]
     corrupt(bucket, "runs/a/checkpoints/step-00000001/progress.json", b"[]")
     with pytest.raises(
-        CheckpointError,
-        match=rf"no checkpoint in {bucket.url} can be restored\n  - step 4 of ",
+        CheckpointError, match=rf"no checkpoint in {bucket.url} can be restored\n  - step 4 of "
     ) as caught:
         restore_run(folder.run, tmp_path / "c")
     assert (
@@ -814,9 +737,7 @@ def test_a_corrupt_object_is_named_and_the_one_before_is_restored(
     )
 
 
-def test_a_manifest_that_is_too_large_is_skipped(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_a_manifest_that_is_too_large_is_skipped(bucket: Bucket, tmp_path: Path) -> None:
     folder = Folder(bucket.url, tmp_path / "a")
     for step in (1, 2):
         folder.save(step)
@@ -825,9 +746,7 @@ def test_a_manifest_that_is_too_large_is_skipped(
     note, skipped = restore_run(folder.run, tmp_path / "b")
     assert note.startswith("restored step 1 ")
     assert len(skipped) == 1
-    assert skipped[0].endswith(
-        "/manifest.json is corrupt: it has more than 8,388,608 bytes"
-    )
+    assert skipped[0].endswith("/manifest.json is corrupt: it has more than 8,388,608 bytes")
 
 
 def test_one_that_is_not_finite_is_restored_only_if_no_other_is(
@@ -837,12 +756,7 @@ def test_one_that_is_not_finite_is_restored_only_if_no_other_is(
     write(folder.root, 1)
     tensors = {"model": {"w": torch.ones(1)}}
     path = store.write(
-        folder.root,
-        2,
-        tensors=tensors,
-        documents={},
-        metrics={"loss": 0.1},
-        non_finite="model/w",
+        folder.root, 2, tensors=tensors, documents={}, metrics={"loss": 0.1}, non_finite="model/w"
     )
     folder.mirror.saved(path)
     folder.close()
@@ -866,9 +780,7 @@ def test_a_full_disk_leaves_nothing_of_a_restore(
     )
     assert f"try: free some space on the disk of {root}" in str(caught.value)
     assert [
-        path
-        for path in small_folder.rglob("*")
-        if path.is_file() and path.name != "mirror.json"
+        path for path in small_folder.rglob("*") if path.is_file() and path.name != "mirror.json"
     ] == []
     assert list(root.iterdir()) == []
 

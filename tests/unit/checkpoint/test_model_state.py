@@ -44,9 +44,7 @@ class Tied(nn.Module):
 
 @pytest.fixture
 def group_of_one(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
-    )
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -68,9 +66,7 @@ def assert_same(first: nn.Module, second: nn.Module) -> None:
         assert torch.equal(tensor, theirs_state[name]), name
 
 
-def through_disk(
-    model: nn.Module, root: Path
-) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def through_disk(model: nn.Module, root: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     tensors, aliases = model_state(model)
     path = store.write(
         root, 1, tensors={"model": tensors}, documents={"model": aliases}, metrics={}
@@ -97,9 +93,7 @@ def test_is_restored_bit_for_bit(tmp_path: Path) -> None:
     ],
     ids=["gpt", "mini_resnet"],
 )
-def test_our_own_models_are_restored(
-    tmp_path: Path, make: Callable[[], nn.Module]
-) -> None:
+def test_our_own_models_are_restored(tmp_path: Path, make: Callable[[], nn.Module]) -> None:
     model = make()
     loaded = make()
     load_model_state(loaded, *through_disk(model, tmp_path))
@@ -110,12 +104,7 @@ def test_tied_tensors_are_stored_once() -> None:
     tensors, aliases = model_state(Tied())
     assert aliases == {"head.weight": "tokens.weight"}
     assert "head.weight" not in tensors
-    assert {
-        "nothing",
-        "nothing_else",
-        "norm.num_batches_tracked",
-        "count",
-    } <= tensors.keys()
+    assert {"nothing", "nothing_else", "norm.num_batches_tracked", "count"} <= tensors.keys()
     assert "scratch" not in tensors
 
 
@@ -162,15 +151,10 @@ def test_under_torch_compile_too() -> None:
     names = model_state(model)[0].keys()
     assert model_state(torch.compile(model, backend="eager"))[0].keys() == names
     assert (
-        model_state(torch.compile(DistributedDataParallel(model), backend="eager"))[
-            0
-        ].keys()
+        model_state(torch.compile(DistributedDataParallel(model), backend="eager"))[0].keys()
         == names
     )
-    assert (
-        model_state(torch.compile(SingleProcess(model), backend="eager"))[0].keys()
-        == names
-    )
+    assert model_state(torch.compile(SingleProcess(model), backend="eager"))[0].keys() == names
 
 
 def test_nothing_is_copied_for_the_snapshot() -> None:
@@ -198,9 +182,7 @@ def test_every_difference_is_listed_and_nothing_is_changed() -> None:
         "  - 2.num_batches_tracked is torch.float32 in the checkpoint and torch.int64 in the model",
         "  try: set the model up as for the checkpoint (see config.toml in the run folder)",
     ]
-    assert all(
-        torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()
-    )
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_a_tied_checkpoint_fits_a_model_that_is_not_tied() -> None:

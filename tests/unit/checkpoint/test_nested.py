@@ -46,11 +46,7 @@ def test_tensors_get_names_that_say_where_they_were() -> None:
         "layer.weight",
         tensors,
     )
-    assert list(tensors) == [
-        "layer.weight/exp_avg",
-        "layer.weight/old/0",
-        "layer.weight/old/1/1",
-    ]
+    assert list(tensors) == ["layer.weight/exp_avg", "layer.weight/old/0", "layer.weight/old/1/1"]
 
 
 def test_numbers_that_json_does_not_know() -> None:
@@ -68,7 +64,6 @@ def test_numbers_that_json_does_not_know() -> None:
 def test_what_only_pickle_could_keep_is_refused(value: Any) -> None:
     kind = type(value).__name__
     with pytest.raises(
-        CheckpointError,
-        match=f"x/key cannot be saved: it is a {kind}\n  try: .*holds no pickles",
+        CheckpointError, match=f"x/key cannot be saved: it is a {kind}\n  try: .*holds no pickles"
     ):
         encode_state({"key": value}, "x", {})

@@ -50,18 +50,12 @@ class Unusual(Optimizer):
             state["seen"] += 1
             state["mode"] = "warm"
             state["last"] = None
-            state["history"] = [
-                *state.get("history", []),
-                (state["seen"], parameter.grad.clone()),
-            ]
+            state["history"] = [*state.get("history", []), (state["seen"], parameter.grad.clone())]
             state["packed"] = (parameter.grad * 100).to(torch.int8)
             state["exact"] = (
-                state.get("exact", torch.zeros_like(parameter).double())
-                + parameter.grad
+                state.get("exact", torch.zeros_like(parameter).double()) + parameter.grad
             )
-            parameter.data.sub_(
-                0.1 * state["exact"].to(parameter.dtype) * self.temperature
-            )
+            parameter.data.sub_(0.1 * state["exact"].to(parameter.dtype) * self.temperature)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "temperature": self.temperature}
@@ -73,9 +67,7 @@ class Unusual(Optimizer):
 
 MAKERS: dict[str, Make] = {
     "sgd": lambda model: SGD(model.parameters(), lr=0.1),
-    "momentum": lambda model: SGD(
-        model.parameters(), lr=0.1, momentum=0.9, nesterov=True
-    ),
+    "momentum": lambda model: SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
     "adamw": lambda model: AdamW(model.parameters(), lr=0.01),
     "adamw_fused": lambda model: AdamW(model.parameters(), lr=0.01, fused=True),
     "adamw_amsgrad": lambda model: AdamW(model.parameters(), lr=0.01, amsgrad=True),
@@ -89,17 +81,13 @@ MAKERS: dict[str, Make] = {
 }
 
 
-def train(
-    model: nn.Module, optimizer: Optimizer, *, steps: int, start: int = 0
-) -> None:
+def train(model: nn.Module, optimizer: Optimizer, *, steps: int, start: int = 0) -> None:
     for step in range(start, start + steps):
         inputs = torch.randn(5, 3, generator=torch.Generator().manual_seed(step))
 
         def loss(inputs: Tensor = inputs) -> Tensor:
             optimizer.zero_grad()
-            total: Tensor = (
-                model(inputs.to(next(model.parameters()).dtype)).square().mean()
-            )
+            total: Tensor = model(inputs.to(next(model.parameters()).dtype)).square().mean()
             total.backward()
             return total
 
@@ -131,9 +119,7 @@ def assert_same(first: Any, second: Any) -> None:
 def through_disk(
     root: Path, tensors: dict[str, Tensor], document: dict[str, Any]
 ) -> tuple[dict[str, Tensor], Any]:
-    path = store.write(
-        root, 1, tensors={"o": tensors}, documents={"o": document}, metrics={}
-    )
+    path = store.write(root, 1, tensors={"o": tensors}, documents={"o": document}, metrics={})
     return store.read(path).tensors["o"], catalog.read_document(path, "o")
 
 
@@ -149,9 +135,7 @@ def test_resumes_bit_for_bit(tmp_path: Path, name: str, steps: int) -> None:
     loaded_model = copy.deepcopy(model)
     resumed = MAKERS[name](loaded_model)
     load_optimizer_state(
-        loaded_model,
-        resumed,
-        *through_disk(tmp_path, *optimizer_state(model, optimizer)),
+        loaded_model, resumed, *through_disk(tmp_path, *optimizer_state(model, optimizer))
     )
     assert_same(resumed.state_dict(), optimizer.state_dict())
     train(model, optimizer, steps=3, start=steps)
@@ -252,8 +236,7 @@ def test_how_to_compute_is_not_taken_from_the_checkpoint(saved_fused: bool) -> N
 def test_a_rate_is_a_tensor_or_a_number_as_the_optimizer_has_it() -> None:
     model = make_model()
     number, tensor = (
-        AdamW(model.parameters(), lr=rate, foreach=False)
-        for rate in (0.25, torch.tensor(0.5))
+        AdamW(model.parameters(), lr=rate, foreach=False) for rate in (0.25, torch.tensor(0.5))
     )
     in_graph = torch.tensor(0.0, dtype=torch.float64)
     receiver = AdamW(model.parameters(), lr=in_graph, foreach=False)
@@ -277,27 +260,20 @@ class FloatStateOfHalf(Optimizer):
         for parameter in self.param_groups[0]["params"]:
             state = self.state[parameter]
             state["exact"] = (
-                state.get("exact", parameter.detach().float())
-                - 0.01 * parameter.grad.float()
+                state.get("exact", parameter.detach().float()) - 0.01 * parameter.grad.float()
             )
             parameter.data.copy_(state["exact"])
 
 
-def test_state_of_another_type_than_its_parameter_keeps_its_bits(
-    tmp_path: Path,
-) -> None:
+def test_state_of_another_type_than_its_parameter_keeps_its_bits(tmp_path: Path) -> None:
     model = make_model().bfloat16()
     optimizer = FloatStateOfHalf(model.parameters())
     train(model, optimizer, steps=3)
     loaded = FloatStateOfHalf(model.parameters())
-    load_optimizer_state(
-        model, loaded, *through_disk(tmp_path, *optimizer_state(model, optimizer))
-    )
+    load_optimizer_state(model, loaded, *through_disk(tmp_path, *optimizer_state(model, optimizer)))
     for parameter in model.parameters():
         assert loaded.state[parameter]["exact"].dtype == torch.float32
-        assert torch.equal(
-            loaded.state[parameter]["exact"], optimizer.state[parameter]["exact"]
-        )
+        assert torch.equal(loaded.state[parameter]["exact"], optimizer.state[parameter]["exact"])
 
 
 def test_state_of_its_parameter_s_type_follows_it() -> None:
@@ -332,14 +308,11 @@ def test_every_difference_is_listed_and_nothing_is_changed() -> None:
     assert receiver.param_groups[0]["lr"] == 7.0
 
 
-def test_another_class_is_named_and_one_of_an_earlier_version_is_not_asked_for() -> (
-    None
-):
+def test_another_class_is_named_and_one_of_an_earlier_version_is_not_asked_for() -> None:
     model = make_model()
     tensors, document = optimizer_state(model, SGD(model.parameters(), lr=0.1))
     with pytest.raises(
-        CheckpointError,
-        match="\n  - the optimizer is SGD in the checkpoint and AdamW here\n",
+        CheckpointError, match="\n  - the optimizer is SGD in the checkpoint and AdamW here\n"
     ):
         load_optimizer_state(model, AdamW(model.parameters()), tensors, document)
     del document["class"]
@@ -358,9 +331,7 @@ def test_another_number_of_groups() -> None:
 
 def test_a_parameter_that_is_not_the_model_s() -> None:
     model = make_model()
-    optimizer = SGD(
-        [{"params": model.parameters()}, {"params": [nn.Parameter(torch.zeros(7))]}]
-    )
+    optimizer = SGD([{"params": model.parameters()}, {"params": [nn.Parameter(torch.zeros(7))]}])
     text = r"group 1 of the optimizer holds a parameter of shape \[7\] that the model does not have\n  try: build"
     with pytest.raises(CheckpointError, match=text):
         optimizer_state(model, optimizer)

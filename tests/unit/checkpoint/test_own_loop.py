@@ -51,13 +51,9 @@ class Loop:
         self.optimizers = [
             torch.optim.AdamW(self.first.parameters(), lr=0.01),
             torch.optim.SGD(self.second.parameters(), lr=0.1, momentum=0.9),
-            torch.optim.Adam(
-                [*self.first.parameters(), *self.second.parameters()], lr=0.001
-            ),
+            torch.optim.Adam([*self.first.parameters(), *self.second.parameters()], lr=0.001),
         ]
-        self.schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            self.optimizers[1], patience=1
-        )
+        self.schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizers[1], patience=1)
         self.running = Running()
         self.ddp = ddp
         self.step = 0
@@ -81,9 +77,7 @@ class Loop:
                     self.first, self.second, unless=self.loader.is_last_micro_batch
                 ):
                     scores = self.second(self.first(inputs))
-                    (
-                        nn.functional.cross_entropy(scores, targets) * self.loader.scale
-                    ).backward()
+                    (nn.functional.cross_entropy(scores, targets) * self.loader.scale).backward()
                 if not self.loader.is_last_micro_batch:
                     continue
                 for optimizer in self.optimizers:
@@ -103,19 +97,14 @@ class Loop:
         """All that the rest of the run depends on."""
         weights = {
             **self.first.state_dict(),
-            **{
-                f"second.{key}": tensor
-                for key, tensor in self.second.state_dict().items()
-            },
+            **{f"second.{key}": tensor for key, tensor in self.second.state_dict().items()},
         }
         return {
             "weights": {key: tensor.tolist() for key, tensor in weights.items()},
             "running": (self.running.mean.tolist(), self.running.best),
             "schedule": self.schedule.state_dict(),
             "rates": [
-                group["lr"]
-                for optimizer in self.optimizers
-                for group in optimizer.param_groups
+                group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups
             ],
             "cursor": self.loader.cursor,
             "noise": torch.rand(2).tolist(),
@@ -162,15 +151,7 @@ def test_what_a_step_folder_holds(tmp_path: Path) -> None:
         },
         "world_size": 1,
     }
-    assert {*snapshot.tensors} == {
-        "first",
-        "second",
-        "adam",
-        "sgd",
-        "both",
-        "running",
-        "rng",
-    }
+    assert {*snapshot.tensors} == {"first", "second", "adam", "sgd", "both", "running", "rng"}
     assert "0.weight/exp_avg" in snapshot.tensors["adam"]
     assert "first.0.weight/exp_avg" in snapshot.tensors["both"]
 
@@ -202,10 +183,7 @@ def test_what_a_step_folder_holds(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_saved_is_refused_at_once(
-    tmp_path: Path,
-    make: Callable[[nn.Module], dict[str, Any]],
-    what: str,
-    next_step: str,
+    tmp_path: Path, make: Callable[[nn.Module], dict[str, Any]], what: str, next_step: str
 ) -> None:
     with DDPManager() as ddp, pytest.raises(UsageError) as caught:
         ddp.checkpoint(tmp_path, **make(nn.Linear(2, 2)))
@@ -224,10 +202,7 @@ def test_a_folder_has_one_checkpoint_object(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    with (
-        DDPManager() as ddp,
-        pytest.raises(UsageError, match=r"cannot use the folder .*mine: "),
-    ):
+    with DDPManager() as ddp, pytest.raises(UsageError, match=r"cannot use the folder .*mine: "):
         ddp.checkpoint(tmp_path / "mine", model=nn.Linear(2, 2))
 
 
@@ -235,8 +210,7 @@ def test_saves_come_after_resume_and_between_steps(tmp_path: Path) -> None:
     with DDPManager() as ddp:
         loop = Loop(ddp, tmp_path)
         with pytest.raises(
-            UsageError,
-            match=r"save\(1\) was called before resume\(\)\n  try: call resume\(\) once",
+            UsageError, match=r"save\(1\) was called before resume\(\)\n  try: call resume\(\) once"
         ):
             loop.checkpoint.save(1)
         loop.checkpoint.resume()
@@ -277,11 +251,7 @@ def test_a_changed_model_is_refused_by_name(tmp_path: Path) -> None:
 def test_other_objects_are_refused_by_name(tmp_path: Path) -> None:
     net = nn.Linear(2, 3)
     saved(
-        tmp_path,
-        1,
-        net=net,
-        running=Running(),
-        optimizer=torch.optim.SGD(net.parameters(), lr=1),
+        tmp_path, 1, net=net, running=Running(), optimizer=torch.optim.SGD(net.parameters(), lr=1)
     )
     with pytest.raises(CheckpointMismatchError) as caught:
         resumed(tmp_path, net=net, optimizer=Running(), ema=nn.Linear(2, 3))
@@ -302,8 +272,7 @@ def test_an_object_that_refuses_its_state_is_named(tmp_path: Path) -> None:
             self.mean = state["average"]
 
     with pytest.raises(
-        CheckpointMismatchError,
-        match=r"running: Renamed\.load_state_dict\(\) failed: KeyError",
+        CheckpointMismatchError, match=r"running: Renamed\.load_state_dict\(\) failed: KeyError"
     ):
         resumed(tmp_path, running=Renamed())
 
@@ -321,15 +290,12 @@ def test_a_corrupt_checkpoint_is_skipped_for_the_one_before(
     assert "step-00000006 was skipped: net.safetensors has 20 of" in warning
     (tmp_path / "checkpoints/step-00000003/manifest.json").unlink()
     with pytest.raises(
-        CheckpointError,
-        match=r"no checkpoint in .* can be resumed; the newest: net\.safe",
+        CheckpointError, match=r"no checkpoint in .* can be resumed; the newest: net\.safe"
     ):
         resumed(tmp_path, net=net)
 
 
-def test_a_nan_is_marked_and_skipped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_nan_is_marked_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     net = nn.Linear(2, 3)
     with DDPManager() as ddp, caplog.at_level(logging.WARNING, "drumline"):
         checkpoint = ddp.checkpoint(tmp_path, net=net)
@@ -372,9 +338,7 @@ def save_in_vain(folder: Path, *steps: int, error: Exception | None = None) -> N
 
 
 @pytest.mark.parametrize("steps", [(1,), (1, 2)])
-def test_a_save_that_fails_ends_the_loop(
-    tmp_path: Path, steps: tuple[int, ...]
-) -> None:
+def test_a_save_that_fails_ends_the_loop(tmp_path: Path, steps: tuple[int, ...]) -> None:
     """At the end of the loop, or at the next save."""
     with pytest.raises(
         CheckpointError,
@@ -425,13 +389,8 @@ def write(folder: Path, progress: dict[str, Any]) -> Path:
         "net": {"weight": torch.ones(2)},
         "rng": {"rank-00000": capture_rng(torch.device("cpu"))},
     }
-    documents = {
-        "progress": {"step": 1, "world_size": 1, **progress},
-        "net": {"aliases": {}},
-    }
-    return store.write(
-        folder / "checkpoints", 1, tensors=tensors, documents=documents, metrics={}
-    )
+    documents = {"progress": {"step": 1, "world_size": 1, **progress}, "net": {"aliases": {}}}
+    return store.write(folder / "checkpoints", 1, tensors=tensors, documents=documents, metrics={})
 
 
 @pytest.mark.parametrize(
@@ -443,10 +402,7 @@ def write(folder: Path, progress: dict[str, Any]) -> Path:
             "it does not hold what progress.json names",
         ),
         ({"objects": {"net": ["model"]}}, "it was not saved by ddp.checkpoint"),
-        (
-            {"objects": {"net": "model"}, "step": 7},
-            "it does not hold what progress.json names",
-        ),
+        ({"objects": {"net": "model"}, "step": 7}, "it does not hold what progress.json names"),
         (
             {"objects": {"net": "model"}, "world_size": "2"},
             "it was not saved by ddp.checkpoint",
@@ -467,9 +423,7 @@ def test_what_something_else_wrote_is_not_resumed(
 
 def test_drumline_train_does_not_resume_a_loop_of_ones_own(tmp_path: Path) -> None:
     path = write(tmp_path, {"objects": {"net": "model"}})
-    with pytest.raises(
-        CorruptCheckpointError, match="it does not hold a model, an optimizer"
-    ):
+    with pytest.raises(CorruptCheckpointError, match="it does not hold a model, an optimizer"):
         check_contents(path)
 
 

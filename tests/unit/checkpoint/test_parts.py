@@ -71,9 +71,7 @@ class Job:
         thread.join()
 
     def write(self, shares: dict[int, PartFiles]) -> Path:
-        expected = {
-            ONE: {store.file_name(name): held for name, held in shares[1].items()}
-        }
+        expected = {ONE: {store.file_name(name): held for name, held in shares[1].items()}}
         return store.write(
             self.roots[0],
             1,
@@ -105,9 +103,7 @@ def test_every_tensor_goes_to_one_rank_and_each_has_about_as_much() -> None:
     whole = tensors(1000)
     shares = assign(whole, [0, 2, 5])
     assert shares.keys() == {0, 2, 5}
-    names = sorted(
-        name for share in shares.values() for group in share.values() for name in group
-    )
+    names = sorted(name for share in shares.values() for group in share.values() for name in group)
     assert names == sorted(name for group in whole.values() for name in group)
     loads = [
         sum(t.nbytes for group in share.values() for t in group.values())
@@ -117,12 +113,9 @@ def test_every_tensor_goes_to_one_rank_and_each_has_about_as_much() -> None:
     assert list(shares[2]) == ["model-part-00002"]
     assert shares[0]["empty"] == {}
     again = assign(
-        {file: dict(reversed(group.items())) for file, group in whole.items()},
-        [0, 2, 5],
+        {file: dict(reversed(group.items())) for file, group in whole.items()}, [0, 2, 5]
     )
-    assert {
-        rank: {f: sorted(g) for f, g in share.items()} for rank, share in again.items()
-    } == {
+    assert {rank: {f: sorted(g) for f, g in share.items()} for rank, share in again.items()} == {
         rank: {f: sorted(g) for f, g in share.items()} for rank, share in shares.items()
     }
 
@@ -133,9 +126,7 @@ def test_parts_of_two_ranks_are_one_checkpoint(tmp_path: Path) -> None:
     job = Job(tmp_path)
     with job.other(shares[1]):
         path = job.write(shares)
-    assert not any(
-        job.store.check([f"checkpoint/1/{key}"]) for key in ("open", "part/1")
-    )
+    assert not any(job.store.check([f"checkpoint/1/{key}"]) for key in ("open", "part/1"))
     names = set(catalog.verify(path).files)
     assert {
         "model-part-00000.safetensors",
@@ -146,10 +137,7 @@ def test_parts_of_two_ranks_are_one_checkpoint(tmp_path: Path) -> None:
     assert read.tensors.keys() == whole.keys()
     for file, group in whole.items():
         assert read.tensors[file].keys() == group.keys()
-        assert all(
-            torch.equal(read.tensors[file][name], tensor)
-            for name, tensor in group.items()
-        )
+        assert all(torch.equal(read.tensors[file][name], tensor) for name, tensor in group.items())
 
 
 def test_a_folder_that_the_other_host_does_not_see(tmp_path: Path) -> None:
@@ -172,19 +160,12 @@ def test_a_part_that_does_not_arrive(tmp_path: Path) -> None:
     job = Job(tmp_path / "a", tmp_path / "b")
     (tmp_path / "b" / ".step-00000001.partial").mkdir(parents=True)
     text = job.failure(assign(tensors(), [0, 1]))
-    assert (
-        "model-part-00001.safetensors, which rank 1 on node-b has written, is not in "
-        in text
-    )
-    assert (
-        "/a/.step-00000001.partial on node-a: the nodes do not share this folder"
-        in text
-    )
+    assert "model-part-00001.safetensors, which rank 1 on node-b has written, is not in " in text
+    assert "/a/.step-00000001.partial on node-a: the nodes do not share this folder" in text
 
 
 @pytest.mark.parametrize(
-    "change",
-    [lambda held: held.pop("layer.3"), lambda held: held.update(more=torch.ones(2))],
+    "change", [lambda held: held.pop("layer.3"), lambda held: held.update(more=torch.ones(2))]
 )
 def test_a_rank_that_holds_other_tensors_is_named_and_none_is_lost(
     tmp_path: Path, change: Callable[[dict[str, Tensor]], None]
@@ -213,24 +194,16 @@ def test_a_rank_whose_disk_is_full_is_named(small_disk: Callable[[str], Path]) -
 
 
 def test_a_rank_that_cannot_make_its_part_is_named(tmp_path: Path) -> None:
-    shares = {
-        0: {"a": {"x": torch.ones(4)}},
-        1: {"b-part-00001": {"y": torch.ones(4).to_sparse()}},
-    }
+    shares = {0: {"a": {"x": torch.ones(4)}}, 1: {"b-part-00001": {"y": torch.ones(4).to_sparse()}}}
     text = Job(tmp_path).failure(shares)
     assert "rank 1 on node-b: CheckpointError: the tensor y cannot be saved" in text
 
 
-def test_a_rank_that_is_lost_is_not_waited_for_when_the_run_ends(
-    tmp_path: Path,
-) -> None:
+def test_a_rank_that_is_lost_is_not_waited_for_when_the_run_ends(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.end.set()
     text = job.failure(assign(tensors(), [0, 1]), has_other=False)
-    assert (
-        "could not be saved: rank 1 on node-b exited before its part was written"
-        in text
-    )
+    assert "could not be saved: rank 1 on node-b exited before its part was written" in text
     assert "try: read the output of that rank" in text
 
 

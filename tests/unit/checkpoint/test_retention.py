@@ -28,44 +28,31 @@ def make_quick(root: Path, step: int, metrics: dict[str, float]) -> Path:
     """A whole checkpoint without files, made without waiting for the device."""
     path = root / catalog.folder_name(step)
     path.mkdir(parents=True)
-    (path / "manifest.json").write_bytes(
-        manifest.render(Manifest(step, "", metrics, {}))
-    )
+    (path / "manifest.json").write_bytes(manifest.render(Manifest(step, "", metrics, {})))
     return path
 
 
 def by_loss(root: Path, *, last: int = 1, best: int = 0) -> list[Path]:
     newest = catalog.newest_valid(root).path
     assert newest is not None
-    return prune(
-        root, Retention(last, best, "loss", higher_is_better=False), newest=newest
-    )
+    return prune(root, Retention(last, best, "loss", higher_is_better=False), newest=newest)
 
 
 def test_the_last_ones_stay(tmp_path: Path) -> None:
     paths = [make(tmp_path, step) for step in (1, 2, 3, 4)]
     assert by_loss(tmp_path, last=2) == paths[:2]
     assert catalog.list_steps(tmp_path) == [3, 4]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-00000003",
-        "step-00000004",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
     assert by_loss(tmp_path, last=2) == []
 
 
-@pytest.mark.parametrize(
-    ("higher_is_better", "kept_steps"), [(True, [2, 4]), (False, [1, 4])]
-)
+@pytest.mark.parametrize(("higher_is_better", "kept_steps"), [(True, [2, 4]), (False, [1, 4])])
 def test_the_best_stays_besides(
     tmp_path: Path, higher_is_better: bool, kept_steps: list[int]
 ) -> None:
     for step, score in ((1, 0.1), (2, 0.9), (3, 0.5), (4, 0.4)):
         path = make(tmp_path, step, accuracy=score)
-    prune(
-        tmp_path,
-        Retention(1, 1, "accuracy", higher_is_better=higher_is_better),
-        newest=path,
-    )
+    prune(tmp_path, Retention(1, 1, "accuracy", higher_is_better=higher_is_better), newest=path)
     assert catalog.list_steps(tmp_path) == kept_steps
 
 
@@ -77,9 +64,7 @@ def test_of_equals_the_newer_is_the_best(tmp_path: Path) -> None:
     assert catalog.list_steps(tmp_path) == [3, 4]
 
 
-def test_one_that_is_not_finite_is_never_the_best_and_deletes_no_finite_one(
-    tmp_path: Path,
-) -> None:
+def test_one_that_is_not_finite_is_never_the_best_and_deletes_no_finite_one(tmp_path: Path) -> None:
     for step, is_finite in enumerate([True, True, True, False, False], start=1):
         store.write(
             tmp_path,
@@ -94,9 +79,7 @@ def test_one_that_is_not_finite_is_never_the_best_and_deletes_no_finite_one(
             Retention(2, 1, "loss", higher_is_better=False),
             newest=tmp_path / catalog.folder_name(step),
         )
-    assert catalog.list_steps(tmp_path) == [2, 3, 5], (
-        "the last two finite ones, and the newest"
-    )
+    assert catalog.list_steps(tmp_path) == [2, 3, 5], "the last two finite ones, and the newest"
     assert best(tmp_path, metric="loss", higher_is_better=False) == 3
     newest = catalog.newest_valid(tmp_path)
     assert newest == (
@@ -107,9 +90,7 @@ def test_one_that_is_not_finite_is_never_the_best_and_deletes_no_finite_one(
 
 def test_where_none_is_finite_the_newest_is_found(tmp_path: Path) -> None:
     for step in (1, 2):
-        store.write(
-            tmp_path, step, tensors={}, documents={}, metrics={}, non_finite="model/w"
-        )
+        store.write(tmp_path, step, tensors={}, documents={}, metrics={}, non_finite="model/w")
     assert catalog.newest_valid(tmp_path) == (tmp_path / "step-00000002", [])
 
 
@@ -121,9 +102,7 @@ def test_a_save_that_would_be_the_best_is_known_before(tmp_path: Path) -> None:
     make_quick(tmp_path, 1, {"score": 0.5})
     make_quick(tmp_path, 2, {"other": 9.0})
     are_best = [
-        is_it(higher=higher, score=score)
-        for higher in (True, False)
-        for score in (0.4, 0.5, 0.6)
+        is_it(higher=higher, score=score) for higher in (True, False) for score in (0.4, 0.5, 0.6)
     ]
     assert are_best == [False, True, True, True, True, False]
     assert not is_it(higher=True, other=1.0)
@@ -139,9 +118,7 @@ def test_without_the_metric_or_with_nan_it_is_never_the_best(tmp_path: Path) -> 
     assert catalog.list_steps(tmp_path) == [1, 4]
 
 
-def test_the_newest_valid_one_stays_though_a_newer_looks_complete(
-    tmp_path: Path,
-) -> None:
+def test_the_newest_valid_one_stays_though_a_newer_looks_complete(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         make(tmp_path, step)
     file = tmp_path / "step-00000003" / "model.safetensors"
@@ -157,9 +134,7 @@ def test_what_was_just_written_is_not_read_again(
 ) -> None:
     paths = [make(tmp_path, step) for step in (1, 2, 3)]
     monkeypatch.setattr(catalog, "verify", None)
-    removed = prune(
-        tmp_path, Retention(1, 0, "loss", higher_is_better=False), newest=paths[-1]
-    )
+    removed = prune(tmp_path, Retention(1, 0, "loss", higher_is_better=False), newest=paths[-1])
     assert removed == paths[:2]
 
 
@@ -170,16 +145,11 @@ def test_the_newest_valid_one_stays_even_if_none_is_to_be_kept(tmp_path: Path) -
     assert catalog.list_steps(tmp_path) == [2]
 
 
-def test_corrupt_ones_do_not_count_as_kept_and_go_when_a_valid_one_is_newer(
-    tmp_path: Path,
-) -> None:
+def test_corrupt_ones_do_not_count_as_kept_and_go_when_a_valid_one_is_newer(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         make(tmp_path, step)
     (tmp_path / "step-00000003" / "manifest.json").unlink()
-    assert by_loss(tmp_path, last=2) == [
-        tmp_path / "step-00000001",
-        tmp_path / "step-00000003",
-    ]
+    assert by_loss(tmp_path, last=2) == [tmp_path / "step-00000001", tmp_path / "step-00000003"]
     assert catalog.list_steps(tmp_path) == [2, 4]
 
 
@@ -214,9 +184,7 @@ def test_the_rules_hold_for_any_history(
         path = make_quick(root, step, {} if score is None else {"m": score})
         if is_corrupt:
             (path / "manifest.json").write_bytes(b"corrupt")
-    whole = [
-        step for step, (_, is_corrupt) in enumerate(entries, start=1) if not is_corrupt
-    ]
+    whole = [step for step, (_, is_corrupt) in enumerate(entries, start=1) if not is_corrupt]
     scored = [
         step
         for step in whole

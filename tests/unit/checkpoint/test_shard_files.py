@@ -36,9 +36,7 @@ def test_whole_tensors_and_any_rows_of_them() -> None:
     assert tensors.shape("w") == WEIGHT.shape
     for start in range(8):
         for stop in range(start, 8):
-            assert torch.equal(
-                tensors.rows("w", Rows(start, stop)), WEIGHT[start:stop]
-            ), (
+            assert torch.equal(tensors.rows("w", Rows(start, stop)), WEIGHT[start:stop]), (
                 start,
                 stop,
             )
@@ -50,21 +48,9 @@ def test_whole_tensors_and_any_rows_of_them() -> None:
     [
         ({"w[3:6]": None}, [7, 3], "rows 3 to 6 of w are missing or there twice"),
         ({"w[6:7]": None}, [7, 3], "rows 6 to 7 of w are missing"),
-        (
-            {"w[2:6]": WEIGHT[2:6]},
-            [7, 3],
-            "rows 3 to 2 of w are missing or there twice",
-        ),
-        (
-            {"w[3:6]": WEIGHT[3:5]},
-            [7, 3],
-            "rows 3 to 6 of w have another shape or type",
-        ),
-        (
-            {"w[3:6]": WEIGHT[3:6].double()},
-            [7, 3],
-            "rows 3 to 6 of w have another shape or type",
-        ),
+        ({"w[2:6]": WEIGHT[2:6]}, [7, 3], "rows 3 to 2 of w are missing or there twice"),
+        ({"w[3:6]": WEIGHT[3:5]}, [7, 3], "rows 3 to 6 of w have another shape or type"),
+        ({"w[3:6]": WEIGHT[3:6].double()}, [7, 3], "rows 3 to 6 of w have another shape or type"),
         ({}, [7, -3], r"Expected `int` >= 0 - at `\$\[\.\.\.\]\[\.\.\.\]\[1\]`"),
         ({}, [], r"Expected `array` of length >= 1"),
         ({}, "many", "Expected `array`, got `str`"),
@@ -73,11 +59,7 @@ def test_whole_tensors_and_any_rows_of_them() -> None:
 def test_gaps_and_nonsense_are_refused(
     changed: dict[str, Tensor | None], shape: Any, problem: str
 ) -> None:
-    stored = {
-        name: tensor
-        for name, tensor in {**PIECES, **changed}.items()
-        if tensor is not None
-    }
+    stored = {name: tensor for name, tensor in {**PIECES, **changed}.items() if tensor is not None}
     with pytest.raises(ValueError, match=problem):
         assemble({"model": stored}, {"model": {"w": shape}})
 
@@ -87,11 +69,7 @@ def write(root: Path, shapes: Any) -> Path:
     rest = {name: PIECES[name] for name in ("w[3:6]", "w[6:7]")}
     tensors = {"model-part-00000": first, "model-part-00001": rest}
     return store.write(
-        root,
-        1,
-        tensors=tensors,
-        documents={"progress": {}, SHARDS_FILE: shapes},
-        metrics={},
+        root, 1, tensors=tensors, documents={"progress": {}, SHARDS_FILE: shapes}, metrics={}
     )
 
 
@@ -104,9 +82,7 @@ def test_a_checkpoint_in_shards_is_read_as_any_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shapes", [{"model": {"w": [8, 3]}}, [], {"model": 3}])
-def test_a_wrong_document_makes_the_checkpoint_corrupt(
-    tmp_path: Path, shapes: Any
-) -> None:
+def test_a_wrong_document_makes_the_checkpoint_corrupt(tmp_path: Path, shapes: Any) -> None:
     path = write(tmp_path, shapes)
     with pytest.raises(CorruptCheckpointError, match=r"sharded-tensors\.json"):
         store.read(path)

@@ -18,19 +18,13 @@ from drumline.runs.manifest import CorruptCheckpointError
 FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "progress.json")
 
 
-def write(
-    root: Path, step: int, *, metrics: dict[str, float] | None = None, size: int = 8
-) -> Path:
+def write(root: Path, step: int, *, metrics: dict[str, float] | None = None, size: int = 8) -> Path:
     tensors = {
         "model": {"w": torch.full((size,), float(step))},
         "optimizer": {"w/m": torch.ones(3)},
     }
     return store.write(
-        root,
-        step,
-        tensors=tensors,
-        documents={"progress": {"step": step}},
-        metrics=metrics or {},
+        root, step, tensors=tensors, documents={"progress": {"step": step}}, metrics=metrics or {}
     )
 
 
@@ -90,9 +84,7 @@ def test_other_files_are_not_touched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_truncated_file_is_named_and_the_one_before_is_used(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_truncated_file_is_named_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
     good = write(tmp_path, 1)
     corrupt = write(tmp_path, 2)
     size = (corrupt / name).stat().st_size
@@ -100,9 +92,7 @@ def test_a_truncated_file_is_named_and_the_one_before_is_used(
     newest = catalog.newest_valid(tmp_path)
     assert newest.path == good
     reason = (
-        f"{name} has {size - 1} of {size} bytes"
-        if name != "manifest.json"
-        else "manifest.json: "
+        f"{name} has {size - 1} of {size} bytes" if name != "manifest.json" else "manifest.json: "
     )
     assert [skipped.path for skipped in newest.skipped] == [corrupt]
     assert newest.skipped[0].reason.startswith(reason)
@@ -111,9 +101,7 @@ def test_a_truncated_file_is_named_and_the_one_before_is_used(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_deleted_file_is_named_and_the_one_before_is_used(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_deleted_file_is_named_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
     good = write(tmp_path, 1)
     corrupt = write(tmp_path, 2)
     (corrupt / name).unlink()
@@ -126,9 +114,7 @@ def test_a_deleted_file_is_named_and_the_one_before_is_used(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_flipped_byte_is_named_and_the_one_before_is_used(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_flipped_byte_is_named_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
     good = write(tmp_path, 1)
     corrupt = write(tmp_path, 2)
     intact = (corrupt / name).read_bytes()
@@ -137,10 +123,7 @@ def test_a_flipped_byte_is_named_and_the_one_before_is_used(
         newest = catalog.newest_valid(tmp_path)
         assert newest.path == good
         assert name in newest.skipped[0].reason
-        assert (
-            name == "manifest.json"
-            or "its checksum differs" in newest.skipped[0].reason
-        )
+        assert name == "manifest.json" or "its checksum differs" in newest.skipped[0].reason
         (corrupt / name).write_bytes(intact)
     assert catalog.newest_valid(tmp_path) == (corrupt, [])
 
@@ -156,10 +139,7 @@ def test_all_corrupt_ones_are_reported_newest_first(tmp_path: Path) -> None:
 
 def test_a_folder_under_the_name_of_another_step_is_corrupt(tmp_path: Path) -> None:
     write(tmp_path, 1).rename(tmp_path / "step-00000005")
-    assert (
-        catalog.newest_valid(tmp_path).skipped[0].reason
-        == "manifest.json belongs to step 1"
-    )
+    assert catalog.newest_valid(tmp_path).skipped[0].reason == "manifest.json belongs to step 1"
     (tmp_path / "step-00000005").rename(tmp_path / "best")
     assert catalog.verify(tmp_path / "best").step == 1
 
@@ -174,8 +154,7 @@ def test_a_file_that_cannot_be_read_is_corrupt(
 
     monkeypatch.setattr(catalog, "checksum_of", fail)
     with pytest.raises(
-        CorruptCheckpointError,
-        match=r"model\.safetensors cannot be read: Input/output error",
+        CorruptCheckpointError, match=r"model\.safetensors cannot be read: Input/output error"
     ):
         catalog.verify(path)
 
@@ -188,9 +167,7 @@ def test_a_document_that_went_missing_after_verification(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("is_corrupt", [False, True])
-def test_a_checkpoint_of_the_same_step_is_replaced(
-    tmp_path: Path, is_corrupt: bool
-) -> None:
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path, is_corrupt: bool) -> None:
     path = write(tmp_path, 1, size=4)
     if is_corrupt:
         (path / "model.safetensors").unlink()
@@ -221,11 +198,7 @@ def test_the_earlier_one_counts_until_its_replacement_stands(
 
 def test_leftovers_of_a_killed_process_go_at_the_next_write(tmp_path: Path) -> None:
     path = write(tmp_path, 1)
-    for name in (
-        ".step-00000002.partial",
-        ".step-00000000.removed",
-        ".step-00000001.replaced",
-    ):
+    for name in (".step-00000002.partial", ".step-00000000.removed", ".step-00000001.replaced"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "junk").write_text("x")
     (tmp_path / ".mine").mkdir()
@@ -235,9 +208,7 @@ def test_leftovers_of_a_killed_process_go_at_the_next_write(tmp_path: Path) -> N
     assert catalog.list_steps(tmp_path) == [1, 3]
 
 
-def test_one_that_was_moved_aside_and_never_replaced_gets_its_name_back(
-    tmp_path: Path,
-) -> None:
+def test_one_that_was_moved_aside_and_never_replaced_gets_its_name_back(tmp_path: Path) -> None:
     write(tmp_path, 1).rename(tmp_path / ".step-00000001.replaced")
     assert catalog.newest_valid(tmp_path).path == tmp_path / ".step-00000001.replaced"
     write(tmp_path, 2)
@@ -280,9 +251,7 @@ def test_everything_is_flushed_before_the_rename_and_the_root_after(
 def test_a_failure_that_is_not_the_disk_s_leaves_nothing_behind(tmp_path: Path) -> None:
     path = write(tmp_path, 1, size=4)
     with pytest.raises(TypeError, match="JSON"):
-        store.write(
-            tmp_path, 1, tensors={}, documents={"progress": object()}, metrics={}
-        )
+        store.write(tmp_path, 1, tensors={}, documents={"progress": object()}, metrics={})
     broken: Any = {"loss": "high"}
     with pytest.raises(ValueError, match="high"):
         store.write(tmp_path, 1, tensors={}, documents={}, metrics=broken)
@@ -315,9 +284,7 @@ def test_remove_takes_the_valid_name_away_first(
     states: list[bool] = []
     delete = store.delete_folder
     monkeypatch.setattr(
-        store,
-        "delete_folder",
-        lambda folder: (states.append(path.exists()), delete(folder)),
+        store, "delete_folder", lambda folder: (states.append(path.exists()), delete(folder))
     )
     store.remove(path)
     assert states == [True, False]
@@ -340,8 +307,7 @@ def test_a_link_to_a_checkpoint_elsewhere_is_replaced_and_the_original_stays(
 
 def test_removing_what_is_not_there_reports_it(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError,
-        match=r"step-00000001 could not be removed: No such file or directory",
+        CheckpointError, match=r"step-00000001 could not be removed: No such file or directory"
     ):
         store.remove(tmp_path / "step-00000001")
 

@@ -56,9 +56,7 @@ def as_nobody() -> Iterator[None]:
 def open_folder(tmp_path: Path) -> Iterator[Path]:
     """A folder that others may look into, though pytest's own are closed to them."""
     closed = [
-        folder
-        for folder in (tmp_path, *tmp_path.parents)
-        if folder.stat().st_mode & 0o005 != 0o005
+        folder for folder in (tmp_path, *tmp_path.parents) if folder.stat().st_mode & 0o005 != 0o005
     ]
     modes = {folder: folder.stat().st_mode for folder in closed}
     for folder in closed:
@@ -92,9 +90,7 @@ def test_full_disk_at_the_first_checkpoint(small_disk: Callable[[str], Path]) ->
     assert list(root.iterdir()) == []
 
 
-def test_full_disk_while_the_same_step_is_replaced(
-    small_disk: Callable[[str], Path],
-) -> None:
+def test_full_disk_while_the_same_step_is_replaced(small_disk: Callable[[str], Path]) -> None:
     root = small_disk("size=256k")
     good = write(root, 1, num_bytes=40_000)
     assert f"the last good checkpoint, {good}, is untouched" in failure(
@@ -124,8 +120,7 @@ def test_read_only_disk(small_disk: Callable[[str], Path]) -> None:
     )
     assert catalog.newest_valid(root) == (good, [])
     with pytest.raises(
-        CheckpointError,
-        match="step-00000001 could not be removed: the file system is read-only",
+        CheckpointError, match="step-00000001 could not be removed: the file system is read-only"
     ):
         store.remove(good)
 
@@ -136,9 +131,7 @@ def test_no_permission(open_folder: Path) -> None:
     root.chmod(0o555)
     with as_nobody():
         text = failure(root, 2)
-        with pytest.raises(
-            CheckpointError, match="could not be removed: no permission"
-        ):
+        with pytest.raises(CheckpointError, match="could not be removed: no permission"):
             store.remove(good)
         user = os.geteuid()
     root.chmod(0o755)
@@ -158,8 +151,7 @@ def test_no_permission_even_to_look(open_folder: Path) -> None:
     with as_nobody():
         text = failure(root, 2)
         with pytest.raises(
-            CheckpointError,
-            match=rf"the checkpoints in {root} cannot be listed: no permission",
+            CheckpointError, match=rf"the checkpoints in {root} cannot be listed: no permission"
         ):
             catalog.newest_valid(root)
     closed.chmod(0o755)
@@ -181,31 +173,20 @@ def test_a_file_in_the_place_of_the_checkpoint(tmp_path: Path) -> None:
     assert "a file is where a folder should be" in text
     assert f"try: move away {tmp_path}/step-00000002" in text
     assert (tmp_path / "step-00000002").read_text() == "mine"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        good.name,
-        "step-00000002",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [good.name, "step-00000002"]
 
 
 @pytest.mark.parametrize(
     ("number", "reason", "next_step"),
     [
         (errno.ENOSPC, "the disk is full", "free some space on the disk"),
-        (
-            errno.EDQUOT,
-            "the disk quota is used up",
-            "free some space, or ask for a larger quota",
-        ),
+        (errno.EDQUOT, "the disk quota is used up", "free some space, or ask for a larger quota"),
         (errno.EPERM, "no permission", "let user id"),
         (errno.EIO, "Input/output error", "check the disk of"),
     ],
 )
 def test_an_error_that_only_shows_when_a_file_is_flushed(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    reason: str,
-    next_step: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str, next_step: str
 ) -> None:
     good = write(tmp_path, 1)
 
@@ -257,8 +238,6 @@ def test_a_disk_that_does_not_tell_its_free_space(
 
     monkeypatch.setattr("shutil.disk_usage", fail)
     assert (
-        catalog.explain_os_error(OSError(errno.EDQUOT, "x"), folder=tmp_path, needed=5)[
-            0
-        ]
+        catalog.explain_os_error(OSError(errno.EDQUOT, "x"), folder=tmp_path, needed=5)[0]
         == "the disk quota is used up"
     )

@@ -33,11 +33,7 @@ def save(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def test_every_type_and_shape_is_restored_bit_for_bit(tmp_path: Path) -> None:
     shapes = [(), (1,), (7,), (3, 5), (0,), (4, 0, 2)]
-    tensors = {
-        f"{dtype}-{shape}": example(dtype, shape)
-        for dtype in ALL_TYPES
-        for shape in shapes
-    }
+    tensors = {f"{dtype}-{shape}": example(dtype, shape) for dtype in ALL_TYPES for shape in shapes}
     save(tmp_path / "x.safetensors", tensors)
     back = tensor_file.read(tmp_path / "x.safetensors")
     assert back.keys() == tensors.keys()
@@ -91,18 +87,13 @@ def test_the_size_is_known_ahead() -> None:
 
 
 def test_every_tensor_starts_at_a_multiple_of_its_item_size(tmp_path: Path) -> None:
-    tensors = {
-        f"{index}": example(dtype, (3,))
-        for index, dtype in enumerate(reversed(ALL_TYPES))
-    }
+    tensors = {f"{index}": example(dtype, (3,)) for index, dtype in enumerate(reversed(ALL_TYPES))}
     save(tmp_path / "x.safetensors", tensors)
     raw = (tmp_path / "x.safetensors").read_bytes()
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
     for name, tensor in tensors.items():
-        assert (
-            8 + length + header[name]["data_offsets"][0]
-        ) % tensor.element_size() == 0
+        assert (8 + length + header[name]["data_offsets"][0]) % tensor.element_size() == 0
 
 
 def test_a_dense_tensor_is_not_copied() -> None:

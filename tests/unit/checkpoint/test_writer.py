@@ -24,9 +24,7 @@ def captured(step: int, complete: Callable[[], object] = lambda: None) -> Captur
         complete()
 
     live = {"model": {"weight": torch.ones(2)}}
-    return CapturedState(
-        step, live, frozen={}, documents={"progress": {}}, complete=call
-    )
+    return CapturedState(step, live, frozen={}, documents={"progress": {}}, complete=call)
 
 
 def test_a_result_waits_until_it_is_taken(tmp_path: Path) -> None:

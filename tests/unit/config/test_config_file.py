@@ -72,19 +72,10 @@ def test_a_setting_of_an_earlier_version_is_read_as_what_it_is_today(
             "run.toml:2: optim.learning_rate: unknown setting; did you mean 'optim.lr'?",
         ),
         ("lr = 1", "run.toml:1: lr: unknown setting; did you mean 'optim.lr'?"),
-        (
-            "[optim]\n[optim.lr]\nx = 1",
-            "run.toml:2: optim.lr = {'x': 1} is not a number",
-        ),
-        (
-            "[optm]\nlr = 1\nname = 2",
-            "run.toml:1: optm: unknown section; did you mean 'optim'?",
-        ),
+        ("[optim]\n[optim.lr]\nx = 1", "run.toml:2: optim.lr = {'x': 1} is not a number"),
+        ("[optm]\nlr = 1\nname = 2", "run.toml:1: optm: unknown section; did you mean 'optim'?"),
         ("optim = 3", "run.toml:1: optim = 3 is not a section; write [optim]"),
-        (
-            "[[optim]]\nlr = 1",
-            "run.toml:1: optim = [{'lr': 1}] is not a section; write [optim]",
-        ),
+        ("[[optim]]\nlr = 1", "run.toml:1: optim = [{'lr': 1}] is not a section; write [optim]"),
         (
             "[model.options]\nsizes = [1]",
             "run.toml:2: model.options.sizes = [1] is not text, a number, true or false",
@@ -113,9 +104,7 @@ def test_a_file_that_is_not_toml_is_a_problem_with_its_line(file: Path) -> None:
     assert "line 2" in problem
 
 
-def test_a_missing_file_is_a_problem_that_says_where_it_was_looked_for(
-    file: Path,
-) -> None:
+def test_a_missing_file_is_a_problem_that_says_where_it_was_looked_for(file: Path) -> None:
     assert read_config_file(file).problems == (
         f"run.toml: there is no such file (looked in {Path.cwd()})",
     )
@@ -123,9 +112,7 @@ def test_a_missing_file_is_a_problem_that_says_where_it_was_looked_for(
 
 def test_a_file_that_cannot_be_read_is_a_problem(file: Path) -> None:
     file.mkdir()
-    assert read_config_file(file).problems == (
-        "run.toml: cannot be read: Is a directory",
-    )
+    assert read_config_file(file).problems == ("run.toml: cannot be read: Is a directory",)
 
 
 def test_a_file_that_is_not_text_is_a_problem(file: Path) -> None:
@@ -133,9 +120,7 @@ def test_a_file_that_is_not_text_is_a_problem(file: Path) -> None:
     assert read_config_file(file).problems == ("run.toml: is not UTF-8 text (byte 8)",)
 
 
-def test_what_an_unreadable_file_would_have_set_is_left_out_of_all_rules(
-    file: Path,
-) -> None:
+def test_what_an_unreadable_file_would_have_set_is_left_out_of_all_rules(file: Path) -> None:
     assert read_config_file(file).broken == frozenset(FIELDS)
 
 

@@ -27,10 +27,7 @@ def test_every_field_is_there_with_what_it_takes_its_default_and_its_doc() -> No
         }.get(path, "none" if field.default is None else str(field.default))
         default = default.lower()
         flag = f"--{path}.NAME" if field.is_table else f"--{path}"
-        assert (
-            f"{flag} {describe_type(field.annotation)} [{default}] {texts[path]}"
-            in text
-        )
+        assert f"{flag} {describe_type(field.annotation)} [{default}] {texts[path]}" in text
         counted += 1
     assert counted == len(FIELDS) > 50
 
@@ -72,7 +69,7 @@ def test_a_table_of_options_in_a_tasks_defaults_is_shown() -> None:
 
 
 def test_an_entry_of_the_commands_own_looks_the_same() -> None:
-    assert render_entry(
-        "--run", "folder", "Where the run is kept.", default="runs/TASK"
-    ) == ("  --run  folder  [runs/TASK]\n      Where the run is kept.")
+    assert render_entry("--run", "folder", "Where the run is kept.", default="runs/TASK") == (
+        "  --run  folder  [runs/TASK]\n      Where the run is kept."
+    )
     assert render_entry("--fresh", "", "Start over.") == "  --fresh\n      Start over."

@@ -15,9 +15,7 @@ def test_the_tasks_are_those_the_issue_names() -> None:
 def test_a_preset_is_a_complete_config_with_a_summary_of_one_line(name: str) -> None:
     preset = PRESETS[name]
     config = resolve(
-        read_layers(read_flags([]), config_file=None, environment={}),
-        preset.defaults,
-        task=name,
+        read_layers(read_flags([]), config_file=None, environment={}), preset.defaults, task=name
     )
     assert config.train.batch_size is not None
     assert preset.summary

@@ -46,9 +46,7 @@ ACCEPTED_TEXT = [
 
 
 @pytest.mark.parametrize(("path", "text", "value"), ACCEPTED_TEXT)
-def test_text_becomes_a_value_of_the_fields_type(
-    path: str, text: str, value: Any
-) -> None:
+def test_text_becomes_a_value_of_the_fields_type(path: str, text: str, value: Any) -> None:
     result = from_text(annotation_of(path), text)
     assert result == value
     assert type(result) is type(value)
@@ -121,9 +119,7 @@ def test_a_files_value_becomes_a_value_of_the_fields_type(
         ("model.options.name", "\udcff", r"'\udcff' is not valid UTF-8 text"),
     ],
 )
-def test_text_that_does_not_fit_is_refused(
-    path: str, text: str, complaint: str
-) -> None:
+def test_text_that_does_not_fit_is_refused(path: str, text: str, complaint: str) -> None:
     with pytest.raises(Mismatch) as refused:
         from_text(annotation_of(path), text)
     assert str(refused.value) == complaint
@@ -140,11 +136,7 @@ def test_text_that_does_not_fit_is_refused(
         ("model.blocks", 3.0, "3.0 is not a whole number"),
         ("model.blocks", "3", "'3' is not a whole number; write it without quotes"),
         ("data.augment", 1, "1 is not true or false"),
-        (
-            "data.augment",
-            "true",
-            "'true' is not true or false; write it without quotes",
-        ),
+        ("data.augment", "true", "'true' is not true or false; write it without quotes"),
         ("data.name", 5, "5 is not text"),
         ("optim.name", 5, "5 is not one of sgd, adamw, muon, package.Class"),
         ("model.widths", 16, "16 is not a list"),
@@ -159,9 +151,7 @@ def test_text_that_does_not_fit_is_refused(
         ("model.options.slope", float("inf"), "inf is not a finite number"),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused(
-    path: str, file_value: Any, complaint: str
-) -> None:
+def test_a_value_that_does_not_fit_is_refused(path: str, file_value: Any, complaint: str) -> None:
     with pytest.raises(Mismatch) as refused:
         from_value(annotation_of(path), file_value)
     assert str(refused.value) == complaint

@@ -79,10 +79,7 @@ def test_the_grammar(argv: list[str], expected: dict[str, Any]) -> None:
         ),
         (["--data.augment=maybe"], "--data.augment: 'maybe' is not true or false"),
         (["--optim.lr"], "--optim.lr: the value is missing (number above 0)"),
-        (
-            ["--optim.lr", "--data.augment"],
-            "--optim.lr: the value is missing (number above 0)",
-        ),
+        (["--optim.lr", "--data.augment"], "--optim.lr: the value is missing (number above 0)"),
         (["--data.dir", "-odd"], "--data.dir: the value is missing (text, or none)"),
         (
             ["--optim.lr", "0.1", "--optim.lr", "0.2"],
@@ -139,9 +136,7 @@ def test_activation_checkpointing_is_a_switch_or_a_policy(
 
 
 def test_a_problem_does_not_hide_the_next_one() -> None:
-    layer = read_flags(
-        ["stray", "--optim.lr", "fast", "--data.workers", "--optm.lr", "1"]
-    ).layer
+    layer = read_flags(["stray", "--optim.lr", "fast", "--data.workers", "--optm.lr", "1"]).layer
     assert len(layer.problems) == 4
 
 
@@ -168,18 +163,13 @@ def test_the_commands_own_flags_and_words_are_distinguished_from_settings() -> N
         (["--procs", "0"], "--procs: 0 must be at least 1"),
         (["--run"], "--run: the value is missing (text)"),
         (["--prcos", "2"], "--prcos: unknown setting; did you mean 'procs'?"),
-        (
-            ["digits", "again"],
-            "'again': unexpected argument; a flag is given as --name value",
-        ),
+        (["digits", "again"], "'again': unexpected argument; a flag is given as --name value"),
     ],
 )
 def test_problems_with_the_commands_own_flags_are_collected_too(
     argv: list[str], problem: str
 ) -> None:
-    assert read_flags(argv, verb_flags=OWN, max_positional=1).layer.problems == (
-        problem,
-    )
+    assert read_flags(argv, verb_flags=OWN, max_positional=1).layer.problems == (problem,)
 
 
 @pytest.mark.parametrize(
@@ -190,9 +180,7 @@ def test_problems_with_the_commands_own_flags_are_collected_too(
         (["--zzz"], "--zzz: unknown flag; known: --fresh, --help, --procs, --run"),
     ],
 )
-def test_a_verb_without_settings_knows_its_own_flags_only(
-    argv: list[str], problem: str
-) -> None:
+def test_a_verb_without_settings_knows_its_own_flags_only(argv: list[str], problem: str) -> None:
     flags = read_flags([*argv, "--procs", "3"], OWN, no_settings="is for a run")
     assert flags.layer.problems == (problem,)
     assert flags.values == {"procs": 3}
@@ -200,8 +188,7 @@ def test_a_verb_without_settings_knows_its_own_flags_only(
 
 def test_a_repeated_flag_keeps_each_value_as_it_is() -> None:
     flags = read_flags(
-        ["--env", "A=1", "--env=B=true", "--env", "A=2"],
-        verb_flags={"env": (REPEATED, "", "")},
+        ["--env", "A=1", "--env=B=true", "--env", "A=2"], verb_flags={"env": (REPEATED, "", "")}
     )
     assert flags.values == {"env": ["A=1", "B=true", "A=2"]}
     assert not flags.layer.problems

@@ -36,11 +36,7 @@ from drumline.parallel.replicas import ReplicaComparison
 from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.watched.job_connection import JobConnection
 from drumline.training.between_steps.saver import Saver
-from drumline.training.job.evaluation_job import (
-    is_channels_last,
-    make_autocast,
-    set_arithmetic,
-)
+from drumline.training.job.evaluation_job import is_channels_last, make_autocast, set_arithmetic
 from drumline.training.job.job import _make_groups, plan_sharding
 from drumline.training.job.optimizer import FiniteSteps, peak_rate, rate_factor
 from drumline.training.manager import choose_device
@@ -91,16 +87,12 @@ def names_in(annotation: Any) -> Iterator[str]:
 def test_all_names_are_here() -> None:
     """A new name fails here, so that whoever adds it looks for the places that read the setting;
     the others find it missing in a table, or mypy does, with `assert_never`."""
-    names_of = {
-        path: tuple(names_in(field.annotation)) for path, field in FIELDS.items()
-    }
+    names_of = {path: tuple(names_in(field.annotation)) for path, field in FIELDS.items()}
     assert {path: names for path, names in names_of.items() if names} == NAMES
 
 
 def schedule(name: Any) -> float:
-    optim = OptimConfig(
-        schedule=name, final_lr_ratio=0.1, step_every=10, step_factor=0.3
-    )
+    optim = OptimConfig(schedule=name, final_lr_ratio=0.1, step_every=10, step_factor=0.3)
     return rate_factor(optim, 25, total_steps=100)
 
 
@@ -113,9 +105,7 @@ def finite_steps(name: Any) -> FiniteSteps:
 
 
 def plan_with(**settings: Any) -> Any:
-    rank: Any = SimpleNamespace(
-        world_size=4, local_world_size=2, device=CPU, train_timeout_s=1.0
-    )
+    rank: Any = SimpleNamespace(world_size=4, local_world_size=2, device=CPU, train_timeout_s=1.0)
     return plan_sharding(Config(dist=DistConfig(**settings)), rank)
 
 
@@ -136,21 +126,13 @@ def on_wire(name: Any) -> torch.Tensor:
 
 def sidecar_ends_job(name: Any) -> bool:
     options = SidecarOptions(
-        folder="",
-        owns_folder=False,
-        node=0,
-        host="a",
-        ranks=(0,),
-        world_size=1,
-        on_hang=name,
+        folder="", owns_folder=False, node=0, host="a", ranks=(0,), world_size=1, on_hang=name
     )
     return options.ends_job
 
 
 def step_for(name: Any) -> Any:
-    job: Any = SimpleNamespace(
-        ddp=SimpleNamespace(device=CPU), uncapturable=None, step_kind=NEW
-    )
+    job: Any = SimpleNamespace(ddp=SimpleNamespace(device=CPU), uncapturable=None, step_kind=NEW)
     return make_step(job, Config(train=TrainConfig(exact=name)))
 
 
@@ -175,32 +157,24 @@ def test_every_name_does_something_else() -> None:
         "skip": True,
         "warn": False,
     }
-    assert {
-        name: finite_steps(name).keeps_weights for name in ("stop", "skip", "warn")
-    } == {
+    assert {name: finite_steps(name).keeps_weights for name in ("stop", "skip", "warn")} == {
         "stop": True,
         "skip": True,
         "warn": False,
     }
     plans = {name: plan_with(mode=name) for name in ("ddp", "zero1", "fsdp", "hsdp")}
-    assert {
-        name: plan and (plan.mode, plan.num_shards) for name, plan in plans.items()
-    } == {
+    assert {name: plan and (plan.mode, plan.num_shards) for name, plan in plans.items()} == {
         "ddp": None,
         "zero1": ("zero1", 4),
         "fsdp": ("fsdp", 4),
         "hsdp": ("hsdp", 2),
     }
-    assert [
-        plan_with(mode="fsdp", shard_dtype=name).dtype for name in ("fp32", "bf16")
-    ] == [
+    assert [plan_with(mode="fsdp", shard_dtype=name).dtype for name in ("fp32", "bf16")] == [
         None,
         torch.bfloat16,
     ]
     assert {
-        (name, size): is_watched(name, size)
-        for name in ("auto", "on", "off")
-        for size in (1, 2)
+        (name, size): is_watched(name, size) for name in ("auto", "on", "off") for size in (1, 2)
     } == {
         ("auto", 1): False,
         ("auto", 2): True,
@@ -214,10 +188,7 @@ def test_every_name_does_something_else() -> None:
         False,
         True,
     ]
-    assert [is_writer(name, local_rank=0) for name in ("nodes", "ranks")] == [
-        True,
-        True,
-    ]
+    assert [is_writer(name, local_rank=0) for name in ("nodes", "ranks")] == [True, True]
     assert {name: sidecar_ends_job(name) for name in NAMES["watch.on_hang"]} == {
         "restart": True,
         "stop": True,
@@ -242,8 +213,7 @@ def test_every_name_does_something_else() -> None:
     assert len(hooks) == 2
     messages = {name: on_wire(name) for name in ("fp32", "bf16", "int8")}
     errors = {
-        name: float((message - messages["fp32"]).abs().max())
-        for name, message in messages.items()
+        name: float((message - messages["fp32"]).abs().max()) for name, message in messages.items()
     }
     assert errors["fp32"] == 0
     assert 0 < errors["bf16"] < 0.01
@@ -253,12 +223,9 @@ def test_every_name_does_something_else() -> None:
 
 def groups_with(name: Any) -> object:
     rank: Any = SimpleNamespace(
-        world_size=2,
-        connection=SimpleNamespace(rendezvous=SimpleNamespace(nodes=((0, 1),))),
+        world_size=2, connection=SimpleNamespace(rendezvous=SimpleNamespace(nodes=((0, 1),)))
     )
-    return _make_groups(
-        DistConfig(sync="local:2", sync_within=name), nn.Linear(1, 1), rank
-    )
+    return _make_groups(DistConfig(sync="local:2", sync_within=name), nn.Linear(1, 1), rank)
 
 
 def save_while_busy(name: Any) -> object:
@@ -295,9 +262,7 @@ PLACES: dict[str, Callable[[], object]] = {
     "dist.mode": lambda: plan_with(mode=NEW),
     "dist.shard_dtype": lambda: plan_with(mode="fsdp", shard_dtype=NEW),
     "dist.comm": lambda: rounding_hook(NEW),
-    "dist.sync": lambda: make_sync(
-        DistConfig(sync=NEW), nn.Linear(1, 1), SimpleNamespace()
-    ),  # type: ignore[arg-type]
+    "dist.sync": lambda: make_sync(DistConfig(sync=NEW), nn.Linear(1, 1), SimpleNamespace()),  # type: ignore[arg-type]
     "dist.outer_dtype": lambda: on_wire(NEW),
     "dist.on_lost_node": lambda: live_nodes(
         None, replace(Config(), dist=DistConfig(on_lost_node=NEW)), folder=Path()

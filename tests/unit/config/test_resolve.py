@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 
 from drumline.base.errors import ConfigError, ExitCode
-from drumline.config import (
-    PRESETS,
-    Layers,
-    check_layers,
-    read_flags,
-    read_layers,
-    resolve,
-)
+from drumline.config import PRESETS, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.fields import FIELDS
 from drumline.config.flags import Layer
 from drumline.config.rules import RULES
@@ -34,17 +27,13 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     monkeypatch.chdir(tmp_path)
 
     def read(
-        *argv: str,
-        file: str | None = None,
-        environment: Mapping[str, str] | None = None,
+        *argv: str, file: str | None = None, environment: Mapping[str, str] | None = None
     ) -> Layers:
         path = None
         if file is not None:
             path = Path("run.toml")
             path.write_text(file)
-        return read_layers(
-            read_flags(argv), config_file=path, environment=environment or {}
-        )
+        return read_layers(read_flags(argv), config_file=path, environment=environment or {})
 
     return read
 
@@ -55,9 +44,7 @@ def problems(call: Callable[[], Any]) -> tuple[str, ...]:
     return raised.value.problems
 
 
-def test_a_flag_overrides_the_file_the_environment_the_task_and_the_schema(
-    read: Read,
-) -> None:
+def test_a_flag_overrides_the_file_the_environment_the_task_and_the_schema(read: Read) -> None:
     defaults = {**ENOUGH, "data.dir": "task", "optim.lr": 0.3}
     environment = {"DATASET_DIR": "variable"}
     file = "[data]\ndir = 'file'"
@@ -77,22 +64,16 @@ def test_a_flag_overrides_the_file_the_environment_the_task_and_the_schema(
 
 
 def test_options_are_merged_one_by_one(read: Read) -> None:
-    layers = read(
-        "--model.options.hidden", "64", file="[model.options]\nhidden = 32\ndepth = 2"
-    )
+    layers = read("--model.options.hidden", "64", file="[model.options]\nhidden = 32\ndepth = 2")
     config = resolve(layers, {**ENOUGH, "model.options": {"depth": 9, "bias": True}})
     assert config.model.options == {"hidden": 64, "depth": 2, "bias": True}
 
 
 def test_a_task_may_name_one_option_by_its_path(read: Read) -> None:
-    assert resolve(read(), {**ENOUGH, "model.options.depth": 9}).model.options == {
-        "depth": 9
-    }
+    assert resolve(read(), {**ENOUGH, "model.options.depth": 9}).model.options == {"depth": 9}
 
 
-def test_a_stronger_layers_member_of_a_pair_displaces_the_weaker_ones(
-    read: Read,
-) -> None:
+def test_a_stronger_layers_member_of_a_pair_displaces_the_weaker_ones(read: Read) -> None:
     config = resolve(
         read("--train.steps", "7", file="[train]\nepochs = 3\nbatch_size_per_rank = 4"),
         {"train.epochs": 12, "train.batch_size": 64},
@@ -105,9 +86,7 @@ def test_none_undoes_a_weaker_layers_value(read: Read) -> None:
     text = PRESETS["text"].defaults
     assert resolve(read(), text).optim.clip_norm == 1.0
     assert resolve(read("--optim.clip_norm", "none"), text).optim.clip_norm is None
-    assert (
-        resolve(read(file="[optim]\nclip_norm = 'none'"), text).optim.clip_norm is None
-    )
+    assert resolve(read(file="[optim]\nclip_norm = 'none'"), text).optim.clip_norm is None
 
 
 def test_none_for_one_member_of_a_pair_leaves_the_other_alone(read: Read) -> None:
@@ -243,14 +222,7 @@ BROKEN_RULES = [
         "dist.sync_parts = 9 (--dist.sync_parts)",
     ),
     (
-        [
-            "--dist.sync",
-            "local:8",
-            "--dist.sync_parts",
-            "2",
-            "--dist.sync_overlap",
-            "5",
-        ],
+        ["--dist.sync", "local:8", "--dist.sync_parts", "2", "--dist.sync_overlap", "5"],
         "a part must have arrived before the next one is sent: dist.sync_overlap is at most H / dist.sync_parts: "
         "dist.sync = 'local:8' (--dist.sync), "
         "dist.sync_parts = 2 (--dist.sync_parts), "
@@ -323,13 +295,7 @@ BROKEN_RULES = [
         "dist.offload_optimizer = true (--dist.offload_optimizer), dist.device = 'cpu' (--dist.device)",
     ),
     (
-        [
-            "--dist.mode",
-            "fsdp",
-            "--dist.offload_optimizer",
-            "--train.precision",
-            "fp16",
-        ],
+        ["--dist.mode", "fsdp", "--dist.offload_optimizer", "--train.precision", "fp16"],
         "fp16's loss scaling checks gradients on the GPU, and these are in the host's memory; use bf16: "
         "dist.offload_optimizer = true (--dist.offload_optimizer), train.precision = 'fp16' (--train.precision)",
     ),
@@ -486,9 +452,7 @@ BOTH_OF_A_PAIR = [
 
 
 @pytest.mark.parametrize("argv", [*(argv for argv, _ in BROKEN_RULES), *BOTH_OF_A_PAIR])
-def test_the_advice_of_each_rule_is_flags_that_work(
-    read: Read, argv: list[str]
-) -> None:
+def test_the_advice_of_each_rule_is_flags_that_work(read: Read, argv: list[str]) -> None:
     """Each alternative alone, in place of what was given."""
     flags = read(*argv).flags
     with pytest.raises(ConfigError) as raised:
@@ -532,8 +496,7 @@ def test_every_rule_has_a_test() -> None:
     messages = {rule.message for rule in RULES}
     assert len(messages) == len(BROKEN_RULES) == len(RULES)
     assert all(
-        any(problem.startswith(sentence) for _, problem in BROKEN_RULES)
-        for sentence in messages
+        any(problem.startswith(sentence) for _, problem in BROKEN_RULES) for sentence in messages
     )
 
 
@@ -553,10 +516,7 @@ def test_every_rule_has_a_test() -> None:
         ["--watch.notice", "/run/reclaim:soon"],
         ["--watch.notice", "a.python/notice"],
         ["--watch.notice", "probes/mine.py:is_reclaimed"],
-        [
-            "--watch.notice",
-            "http://169.254.169.254/latest/meta-data/spot/instance-action",
-        ],
+        ["--watch.notice", "http://169.254.169.254/latest/meta-data/spot/instance-action"],
         ["--watch.notice", "https://[fd00:ec2::254]:8080?x"],
     ],
 )
@@ -588,9 +548,7 @@ def test_stage_one_knows_only_rules_whose_fields_are_all_given(read: Read) -> No
     check_layers(read("--optim.scale_lr", "linear"))
     (problem,) = problems(
         lambda: check_layers(
-            read(
-                "--model.name", "gpt", "--model.heads", "3", file="[model]\nwidth = 128"
-            )
+            read("--model.name", "gpt", "--model.heads", "3", file="[model]\nwidth = 128")
         )
     )
     assert problem.endswith(
@@ -598,14 +556,10 @@ def test_stage_one_knows_only_rules_whose_fields_are_all_given(read: Read) -> No
     )
 
 
-def test_stage_one_knows_that_one_member_of_a_pair_rules_out_the_other(
-    read: Read,
-) -> None:
+def test_stage_one_knows_that_one_member_of_a_pair_rules_out_the_other(read: Read) -> None:
     layers = read("--optim.scale_lr", "linear", "--train.batch_size", "64")
     (problem,) = problems(lambda: check_layers(layers))
-    assert problem.endswith(
-        "train.batch_size_per_rank = none (train.batch_size is set)"
-    )
+    assert problem.endswith("train.batch_size_per_rank = none (train.batch_size is set)")
 
 
 def test_without_defaults_the_message_names_the_flags_to_give(read: Read) -> None:
@@ -630,18 +584,8 @@ def test_a_tasks_wrong_defaults_are_reported_as_such(read: Read) -> None:
     )
 
 
-SIX_FLAGS = (
-    "stray",
-    "--optim.learning_rate",
-    "1",
-    "--optim.lr",
-    "fast",
-    "--dist.backend",
-    "nccl",
-)
-SIX_FILE = (
-    "[train]\nepochs = 1\nsteps = 2\n[optim]\nmomentum = 1.5\n[dist]\ndevice = 'cpu'\n"
-)
+SIX_FLAGS = ("stray", "--optim.learning_rate", "1", "--optim.lr", "fast", "--dist.backend", "nccl")
+SIX_FILE = "[train]\nepochs = 1\nsteps = 2\n[optim]\nmomentum = 1.5\n[dist]\ndevice = 'cpu'\n"
 
 
 @pytest.mark.parametrize(
@@ -682,17 +626,13 @@ def test_a_setting_that_is_wrong_is_not_reported_as_missing_too(
 
 
 def test_a_file_that_cannot_be_read_is_the_only_problem(tmp_path: Path) -> None:
-    layers = read_layers(
-        read_flags([]), config_file=tmp_path / "absent.toml", environment={}
-    )
+    layers = read_layers(read_flags([]), config_file=tmp_path / "absent.toml", environment={})
     assert len(problems(lambda: resolve(layers, {}))) == 1
 
 
 def test_importing_config_imports_neither_torch_nor_numpy() -> None:
     code = "import sys, drumline.config, drumline.config.help; print(*sys.modules)"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = run.stdout.split()
     assert "drumline.config.resolve" in loaded
     assert {"torch", "numpy", "rich"} & set(loaded) == set()

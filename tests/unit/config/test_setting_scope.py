@@ -22,10 +22,7 @@ from drumline.training.saved.exported_weights import settings_in_card
 from drumline.watch.fact_differences import check_differences
 
 EXPERIMENT = SettingScope(
-    per_machine=False,
-    changes_result=True,
-    changes_finished_run=True,
-    may_differ_across_ranks=False,
+    per_machine=False, changes_result=True, changes_finished_run=True, may_differ_across_ranks=False
 )
 """Compared across ranks, reported when a run resumes, refused for a finished run, in the model
 card."""
@@ -162,16 +159,12 @@ def with_changed(path: str) -> Config:
     config = Config(task={"width": 8})
     if section == "task":
         return replace(config, task={**config.task, name: CHANGED})
-    return replace(
-        config, **{section: replace(getattr(config, section), **{name: CHANGED})}
-    )
+    return replace(config, **{section: replace(getattr(config, section), **{name: CHANGED})})
 
 
 def test_every_setting_says_what_it_belongs_to() -> None:
     """A new setting fails here until somebody has decided."""
-    scopes = {
-        path: replace(field.scope, of_built_ins=False) for path, field in FIELDS.items()
-    }
+    scopes = {path: replace(field.scope, of_built_ins=False) for path, field in FIELDS.items()}
     assert scopes == EXPECTED
     of_built_ins = {path for path, field in FIELDS.items() if field.scope.of_built_ins}
     assert of_built_ins == {
@@ -224,9 +217,7 @@ def test_ranks_may_differ_in_settings_of_a_machine_only() -> None:
         if scope.may_differ_across_ranks:
             check_differences(ranks, ["a", "b"])
             continue
-        pattern = (
-            rf"^ranks differ in the setting {path}: rank 0 \(a\): .*; rank 1 \(b\): "
-        )
+        pattern = rf"^ranks differ in the setting {path}: rank 0 \(a\): .*; rank 1 \(b\): "
         with pytest.raises(PreflightError, match=pattern):
             check_differences(ranks, ["a", "b"])
 
@@ -250,8 +241,7 @@ def test_a_finished_run_refuses_changes_of_its_result_only() -> None:
             check_not_finished(saved_facts(), request, step=5, total_steps=5)
             continue
         with pytest.raises(
-            UsageError,
-            match=f"and was trained with other settings: {path} .* -> {CHANGED}\n",
+            UsageError, match=f"and was trained with other settings: {path} .* -> {CHANGED}\n"
         ):
             check_not_finished(saved_facts(), request, step=5, total_steps=5)
 

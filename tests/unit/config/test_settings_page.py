@@ -12,15 +12,10 @@ PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
 
 
 def test_the_page_is_in_step_with_the_schema() -> None:
-    assert PAGE.read_text() == settings_page(), (
-        "python -m tests.settings_page docs/settings.md"
-    )
+    assert PAGE.read_text() == settings_page(), "python -m tests.settings_page docs/settings.md"
 
 
 def test_a_row_has_type_default_doc_and_what_differs_from_the_experiment() -> None:
     field = replace(FIELDS["data.workers"], default=3)
     row = setting_row("data.workers", field, "How many.")
-    assert (
-        row
-        == "| `data.workers` | whole number at least 0 | `3` | How many. *(machine)* |\n"
-    )
+    assert row == "| `data.workers` | whole number at least 0 | `3` | How many. *(machine)* |\n"

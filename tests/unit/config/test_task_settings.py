@@ -58,9 +58,7 @@ def config_of(task: type[Task], *argv: str, file: Path | None = None) -> Config:
     return resolve_task("mine.py:Mine", task, layers)
 
 
-def problems_of(
-    task: type[Task], *argv: str, file: Path | None = None
-) -> tuple[str, ...]:
+def problems_of(task: type[Task], *argv: str, file: Path | None = None) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as raised:
         config_of(task, *argv, file=file)
     return raised.value.problems
@@ -82,9 +80,7 @@ def test_annotated_attributes_with_a_default_are_settings() -> None:
 def test_flags_override_the_file_and_the_file_the_class(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[task]\nwidth = 7\nsizes = [3]\nprefix = "a"\n')
-    config = config_of(
-        Mine, "--task.width", "9", "--task.augment", "--task.limit=5", file=file
-    )
+    config = config_of(Mine, "--task.width", "9", "--task.augment", "--task.limit=5", file=file)
     assert config.task == {
         **config_of(Mine).task,
         "width": 9,
@@ -96,10 +92,7 @@ def test_flags_override_the_file_and_the_file_the_class(tmp_path: Path) -> None:
     task = Mine(config)
     assert (task.width, task.sizes, task.augment, task.prefix) == (9, (3,), True, "a")
     assert Mine(Config()).width == 32
-    assert (
-        config_of(Mine, "--no-task.augment", "--task.prefix=").task
-        == config_of(Mine).task
-    )
+    assert config_of(Mine, "--no-task.augment", "--task.prefix=").task == config_of(Mine).task
 
 
 def test_defaults_of_the_task_may_set_them_too() -> None:
@@ -160,16 +153,13 @@ def test_config_toml_gives_the_same_settings_again(tmp_path: Path) -> None:
     assert "[task]\nwidth = 32\n" in file.read_text()
     assert config_of(Mine, file=file) == config
     file.write_text("task = 3\n")
-    assert problems_of(Mine, file=file) == (
-        f"{file}:1: task = 3 is not a section; write [task]",
-    )
+    assert problems_of(Mine, file=file) == (f"{file}:1: task = 3 is not a section; write [task]",)
 
 
 def test_help_has_type_default_and_doc() -> None:
     docs = task_docs(Mine)
     own_settings = {
-        path: (field, docs.get(path, ""))
-        for path, field in task_fields(Mine, Task).items()
+        path: (field, docs.get(path, "")) for path, field in task_fields(Mine, Task).items()
     }
     text = render_help(task="Mine", task_settings=own_settings)
     assert (

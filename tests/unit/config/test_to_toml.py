@@ -19,20 +19,9 @@ from drumline.config import PRESETS, read_flags, read_layers, resolve
 from drumline.config.config_file import to_toml
 from drumline.config.fields import FIELDS, SECTIONS, UNIONS
 from drumline.config.rules import EXCLUSIVE_PAIRS, RULES
-from drumline.config.schema import (
-    Bounds,
-    Config,
-    ModelConfig,
-    OrClass,
-    SwitchOr,
-    TrainConfig,
-)
+from drumline.config.schema import Bounds, Config, ModelConfig, OrClass, SwitchOr, TrainConfig
 from drumline.training.tasks.base import Task
-from drumline.training.tasks.built_in import (
-    BUILT_IN,
-    ImageClassification,
-    unused_settings,
-)
+from drumline.training.tasks.built_in import BUILT_IN, ImageClassification, unused_settings
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -46,26 +35,20 @@ def within(kind: Any, bounds: Bounds) -> st.SearchStrategy[Any]:
     if kind is int:
         return st.integers(min_value=int(bounds.low or 0), max_value=10**12)
     low = bounds.low if bounds.above is None else math.nextafter(bounds.above, math.inf)
-    return st.floats(
-        min_value=low, max_value=bounds.high, allow_nan=False, allow_infinity=False
-    )
+    return st.floats(min_value=low, max_value=bounds.high, allow_nan=False, allow_infinity=False)
 
 
 def values_for(annotation: Any) -> st.SearchStrategy[Any]:
     kind = get_origin(annotation) or annotation
     arguments = get_args(annotation)
     if kind is Annotated and isinstance(arguments[1], OrClass):
-        return st.sampled_from(
-            ["torch.optim.NAdam", "größe.py:Ä", *arguments[1].choices]
-        )
+        return st.sampled_from(["torch.optim.NAdam", "größe.py:Ä", *arguments[1].choices])
     if kind is Annotated and isinstance(arguments[1], SwitchOr):
         return st.sampled_from([True, False, "every:3"])
     if kind is Annotated:
         return within(arguments[0], arguments[1])
     if kind in UNIONS:
-        return st.one_of(
-            st.none() if each is NoneType else values_for(each) for each in arguments
-        )
+        return st.one_of(st.none() if each is NoneType else values_for(each) for each in arguments)
     if kind is Literal:
         return st.sampled_from(arguments)
     if kind is tuple and arguments[1] is Ellipsis:
@@ -94,23 +77,12 @@ def configs(draw: st.DrawFn) -> Config:
         values[excluded] = None
     # A default may break a rule that held before.
     while broken := [
-        rule
-        for rule in RULES
-        if rule.is_broken(*(values[path] for path in rule.fields))
+        rule for rule in RULES if rule.is_broken(*(values[path] for path in rule.fields))
     ]:
-        values |= {
-            path: FIELDS[path].default
-            for path in broken[0].fields
-            if path not in PAIRED
-        }
+        values |= {path: FIELDS[path].default for path in broken[0].fields if path not in PAIRED}
     return Config(
         **{
-            section: cls(
-                **{
-                    name: values[f"{section}.{name}"]
-                    for name in cls.__dataclass_fields__
-                }
-            )
+            section: cls(**{name: values[f"{section}.{name}"] for name in cls.__dataclass_fields__})
             for section, cls in SECTIONS.items()
         }
     )
@@ -118,9 +90,7 @@ def configs(draw: st.DrawFn) -> Config:
 
 def read_back(text: str, file: Path, *, task: str) -> Config:
     file.write_text(text, encoding="utf-8")
-    layers = read_layers(
-        read_flags([]), config_file=file, environment={"DATASET_DIR": "elsewhere"}
-    )
+    layers = read_layers(read_flags([]), config_file=file, environment={"DATASET_DIR": "elsewhere"})
     return resolve(layers, PRESETS[task].defaults)
 
 
@@ -137,18 +107,12 @@ def test_any_config_is_read_back_as_it_was_written(
 
 def test_the_file_holds_every_section_and_field_in_the_order_of_the_schema() -> None:
     document = tomllib.loads(to_toml(Config()))
-    written = [
-        f"{section}.{key}" for section, table in document.items() for key in table
-    ]
+    written = [f"{section}.{key}" for section, table in document.items() for key in table]
     assert written == [path for path in FIELDS if not FIELDS[path].is_table]
 
 
 class OwnModelAndData(Task):
-    defaults: ClassVar = {
-        "model.dropout": 0.5,
-        "train.epochs": 1,
-        "train.batch_size": 8,
-    }
+    defaults: ClassVar = {"model.dropout": 0.5, "train.epochs": 1, "train.batch_size": 8}
 
     def model(self) -> Any: ...
 
@@ -185,9 +149,7 @@ def test_a_task_with_its_own_model_and_data_has_no_settings_of_built_in_ones(
         "balance",
     ]
     (tmp_path / "config.toml").write_text(text)
-    again = read_layers(
-        read_flags([]), config_file=tmp_path / "config.toml", environment={}
-    )
+    again = read_layers(read_flags([]), config_file=tmp_path / "config.toml", environment={})
     assert resolve(again, OwnModelAndData.defaults) == config
     assert unused_settings(BUILT_IN["digits"], config) == frozenset()
 
@@ -202,9 +164,7 @@ class AnotherHead(ImageClassification):
 def test_a_task_that_builds_on_the_configured_model_has_its_settings() -> None:
     config = Config(train=TrainConfig(epochs=1, batch_size=8))
     assert unused_settings(AnotherHead, config) == frozenset()
-    document = tomllib.loads(
-        to_toml(config, left_out=unused_settings(AnotherHead, config))
-    )
+    document = tomllib.loads(to_toml(config, left_out=unused_settings(AnotherHead, config)))
     assert document["model"]["name"] == config.model.name
 
 
@@ -225,26 +185,19 @@ def test_options_are_a_table_of_their_own() -> None:
 def test_the_header_is_a_comment(tmp_path: Path) -> None:
     config = Config(train=TrainConfig(epochs=1, batch_size=8))
     text = to_toml(config, header="written by drumline\n\ngive it back with --config")
-    assert text.startswith(
-        "# written by drumline\n#\n# give it back with --config\n\n[model]\n"
-    )
+    assert text.startswith("# written by drumline\n#\n# give it back with --config\n\n[model]\n")
     assert read_back(text, tmp_path / "config.toml", task="digits") == config
 
 
 def test_every_awkward_character_survives(tmp_path: Path) -> None:
     awkward = "".join([*map(chr, range(32)), string.punctuation, "\x7f\x85\u2028é😀"])
-    config = Config(
-        model=ModelConfig(name=awkward), train=TrainConfig(epochs=1, batch_size=8)
-    )
+    config = Config(model=ModelConfig(name=awkward), train=TrainConfig(epochs=1, batch_size=8))
     assert read_back(to_toml(config), tmp_path / "config.toml", task="digits") == config
 
 
 def test_values_of_a_config_can_serve_as_a_tasks_defaults() -> None:
     config = Config(
-        train=TrainConfig(epochs=1, batch_size=8),
-        model=ModelConfig(options={"hidden": 1}),
+        train=TrainConfig(epochs=1, batch_size=8), model=ModelConfig(options={"hidden": 1})
     )
     nothing = read_layers(read_flags([]), config_file=None, environment={})
-    assert (
-        resolve(nothing, {path: attrgetter(path)(config) for path in FIELDS}) == config
-    )
+    assert resolve(nothing, {path: attrgetter(path)(config) for path in FIELDS}) == config

@@ -21,9 +21,7 @@ class Batches:
         return 100
 
     def batch(self, indices: np.ndarray, draws: Draws | None) -> tuple[list[int], Any]:
-        return indices.tolist(), None if draws is None else draws.uniform(1)[
-            :, 0
-        ].tolist()
+        return indices.tolist(), None if draws is None else draws.uniform(1)[:, 0].tolist()
 
 
 class Noisy:
@@ -49,9 +47,7 @@ class Broken:
         raise ValueError("the disk is on fire")
 
 
-def noise_by_index(
-    fetch: BatchMaker, *requests: BatchRequest
-) -> dict[int, tuple[float, ...]]:
+def noise_by_index(fetch: BatchMaker, *requests: BatchRequest) -> dict[int, tuple[float, ...]]:
     noise_of = {}
     for batch in (fetch[request] for request in requests):
         columns = [
@@ -73,22 +69,15 @@ def test_a_dataset_of_tensors_gives_what_its_samples_collate_to(shuffled: bool) 
 
     tensors = torch.randn(100, 3, 1), torch.arange(100, dtype=torch.uint8)
     request = BatchRequest(2, 10, 20, shuffled=shuffled)
-    whole, read = (
-        BatchMaker(kind(*tensors), seed=3)[request] for kind in (TensorDataset, Read)
-    )
+    whole, read = (BatchMaker(kind(*tensors), seed=3)[request] for kind in (TensorDataset, Read))
     assert type(whole) is type(read) is list
     for whole_part, read_part in zip(whole, read, strict=True):
         assert torch.equal(whole_part, read_part)
-        assert (whole_part.dtype, whole_part.stride()) == (
-            read_part.dtype,
-            read_part.stride(),
-        )
+        assert (whole_part.dtype, whole_part.stride()) == (read_part.dtype, read_part.stride())
 
 
 def test_training_gets_the_shuffled_indices_and_their_draws() -> None:
-    indices, chances = BatchMaker(Batches(), seed=3)[
-        BatchRequest(2, 10, 20, shuffled=True)
-    ]
+    indices, chances = BatchMaker(Batches(), seed=3)[BatchRequest(2, 10, 20, shuffled=True)]
     expected = permute(np.arange(10, 20), length=100, seed=3, epoch=2)
     assert indices == expected.tolist()
     assert chances == Draws(3, 2, expected).uniform(1)[:, 0].tolist()
@@ -105,11 +94,7 @@ def test_noise_of_a_sample_does_not_depend_on_the_batch_it_is_in() -> None:
     fetch = BatchMaker(Noisy(), seed=1)
     whole = noise_by_index(fetch, BatchRequest(0, 0, 100, shuffled=True))
     pieces = noise_by_index(
-        fetch,
-        *(
-            BatchRequest(0, low, low + 7, shuffled=True)
-            for low in reversed(range(0, 98, 7))
-        ),
+        fetch, *(BatchRequest(0, low, low + 7, shuffled=True) for low in reversed(range(0, 98, 7)))
     )
     assert len(whole) == 100
     assert len(set(whole.values())) == 100
@@ -118,9 +103,7 @@ def test_noise_of_a_sample_does_not_depend_on_the_batch_it_is_in() -> None:
 
 @pytest.mark.parametrize(("seed", "epoch"), [(1, 1), (2, 0)])
 def test_noise_differs_by_epoch_and_seed(seed: int, epoch: int) -> None:
-    whole = noise_by_index(
-        BatchMaker(Noisy(), seed=1), BatchRequest(0, 0, 100, shuffled=True)
-    )
+    whole = noise_by_index(BatchMaker(Noisy(), seed=1), BatchRequest(0, 0, 100, shuffled=True))
     in_parts = noise_by_index(
         BatchMaker(Noisy(), seed=seed), BatchRequest(epoch, 0, 100, shuffled=True)
     )
@@ -136,11 +119,7 @@ def test_evaluation_noise_is_the_same_each_time() -> None:
 
 def test_the_process_keeps_its_own_randomness() -> None:
     def state() -> tuple[Any, ...]:
-        return (
-            torch.get_rng_state().tolist(),
-            random.getstate(),
-            str(np.random.get_state()),
-        )
+        return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
 
     before = state()
     BatchMaker(Noisy(), seed=1)[BatchRequest(0, 0, 10, shuffled=True)]

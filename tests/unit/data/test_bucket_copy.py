@@ -54,29 +54,19 @@ def copy(url: str, tmp_path: Path, **options: Any) -> BucketCopy:
 
 def files(local_copy: BucketCopy) -> dict[str, bytes]:
     paths = (path for path in local_copy.folder.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(local_copy.folder)): path.read_bytes() for path in paths
-    }
+    return {str(path.relative_to(local_copy.folder)): path.read_bytes() for path in paths}
 
 
 def fetched(proxy: Proxy) -> list[str]:
     """The objects that were asked for since the last call."""
-    names = [
-        path.partition("/digits/")[2]
-        for method, path in proxy.requests
-        if method == "GET"
-    ]
+    names = [path.partition("/digits/")[2] for method, path in proxy.requests if method == "GET"]
     proxy.requests.clear()
     return sorted(name for name in names if name)
 
 
 @pytest.mark.parametrize("num_submitted", [1, 3, 4, 5])
 def test_data_is_copied_once(
-    proxy: Proxy,
-    url: str,
-    tmp_path: Path,
-    num_submitted: int,
-    monkeypatch: pytest.MonkeyPatch,
+    proxy: Proxy, url: str, tmp_path: Path, num_submitted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_copy, "NUM_SUBMITTED", num_submitted)
     messages: list[str] = []
@@ -121,8 +111,7 @@ def test_an_interrupted_copy_continues(
     proxy.fault = lambda method, path: "cut" if path.endswith("b.png") else None
     local_copy = copy(url, tmp_path)
     with pytest.raises(
-        StoreError,
-        match=f"{url}/train/1/b.png is unreachable: the connection failed or was cut",
+        StoreError, match=f"{url}/train/1/b.png is unreachable: the connection failed or was cut"
     ):
         local_copy.update()
     assert not (local_copy.folder / "train/1/b.png").exists()
@@ -156,16 +145,12 @@ def test_an_interrupted_download_is_not_taken_for_a_complete_one(
     proxy.fault = hold
     monkeypatch.setattr(ObjectStore, "stop", stop)
     local_copy = copy(
-        url,
-        tmp_path,
-        alive=lambda: begun.is_set() and signal.raise_signal(signal.SIGINT),
+        url, tmp_path, alive=lambda: begun.is_set() and signal.raise_signal(signal.SIGINT)
     )
     with pytest.raises(KeyboardInterrupt):
         local_copy.update()
     assert "train/1/b.png" not in files(local_copy)
-    assert "train/1/b.png" not in json.loads(
-        (local_copy.folder.parent / "record.json").read_text()
-    )
+    assert "train/1/b.png" not in json.loads((local_copy.folder.parent / "record.json").read_text())
     assert all(CONTENT[name] == content for name, content in files(local_copy).items())
     fetched(proxy)
     copy(url, tmp_path).update()
@@ -210,10 +195,7 @@ def test_two_jobs_on_a_machine_copy_one_after_the_other(
     second = copy(url, tmp_path, report=marks.append, alive=alive)
     second.update()
     first.join()
-    assert marks[:2] == [
-        f"waiting for another process that copies {url} on this machine",
-        "alive",
-    ]
+    assert marks[:2] == [f"waiting for another process that copies {url} on this machine", "alive"]
     assert fetched(proxy) == sorted(CONTENT), "something was fetched twice"
     assert files(second) == CONTENT
 
@@ -278,14 +260,10 @@ def test_data_that_does_not_fit_is_refused_before_it_is_fetched(
         str(tmp_path),
     ]
     variables = {**os.environ, **environment(bucket.server)}
-    done = subprocess.run(
-        command, env=variables, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     what, step = done.stdout.splitlines()
     assert what.startswith(
         f"data.dir: 2.1 MB (5 objects) of {url} do not fit into {tmp_path}/{bucket.name}-digits-"
     )
     assert what.endswith(" are free there")
-    assert (
-        step == "free some space, or give a folder on a larger disk with --data.cache"
-    )
+    assert step == "free some space, or give a folder on a larger disk with --data.cache"

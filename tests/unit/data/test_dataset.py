@@ -36,9 +36,7 @@ class WithABatchSize(list[int]):
 class Rows(list[int]):
     """Like a `datasets.Dataset` of Hugging Face, which groups its rows by this."""
 
-    def batch(
-        self, batch_size: int | None = None, drop_last_batch: bool = False
-    ) -> Rows:
+    def batch(self, batch_size: int | None = None, drop_last_batch: bool = False) -> Rows:
         raise AssertionError("the loader makes the batches")
 
 
@@ -75,8 +73,7 @@ def test_something_else_named_batch_does_not_make_a_batch_dataset() -> None:
 
 def test_what_is_no_dataset_at_all_is_refused_with_what_is_needed() -> None:
     with pytest.raises(
-        UsageError,
-        match="object cannot be used as a dataset: it has no __len__ and no __getitem__",
+        UsageError, match="object cannot be used as a dataset: it has no __len__ and no __getitem__"
     ) as caught:
         checked_length(object())
     assert "give it __len__(self) and __getitem__(self, index)" in str(caught.value)
@@ -86,13 +83,7 @@ def test_what_is_no_dataset_at_all_is_refused_with_what_is_needed() -> None:
 def test_a_stream_is_what_can_only_be_iterated() -> None:
     assert is_stream(Endless())
     assert is_stream({1, 2})
-    for dataset in (
-        Batches(),
-        [1, 2],
-        TensorDataset(torch.zeros(2)),
-        Unfinished(),
-        object(),
-    ):
+    for dataset in (Batches(), [1, 2], TensorDataset(torch.zeros(2)), Unfinished(), object()):
         assert not is_stream(dataset)
 
 
@@ -103,8 +94,7 @@ def test_a_stream_is_resumable_if_its_place_can_be_saved_and_restored() -> None:
 
 def test_the_getitem_that_torch_brings_does_not_count() -> None:
     with pytest.raises(
-        UsageError,
-        match="Unfinished cannot be used as a dataset: it has no __getitem__",
+        UsageError, match="Unfinished cannot be used as a dataset: it has no __getitem__"
     ):
         checked_length(Unfinished())
 

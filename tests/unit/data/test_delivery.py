@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from drumline.data.delivery import (
-    Delivery,
-    LoadingOptions,
-    can_change_streams,
-    leaves,
-    prefetch,
-)
+from drumline.data.delivery import Delivery, LoadingOptions, can_change_streams, leaves, prefetch
 from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Draws, Sharding
 from drumline.data.stream_loader import StreamLoader
@@ -26,9 +20,7 @@ from drumline.data.stream_loader import StreamLoader
 CPU = torch.device("cpu")
 
 
-def noted(
-    count: int, requested: list[int], *, fails_at: int | None = None
-) -> Iterator[int]:
+def noted(count: int, requested: list[int], *, fails_at: int | None = None) -> Iterator[int]:
     for number in range(count):
         requested.append(number)
         if number == fails_at:
@@ -96,11 +88,7 @@ class AheadOnTheCpu(Delivery):
 def make(dataset: Any, *, ahead: bool, **options: Any) -> IndexedLoader:
     sharding = Sharding(batch_size=6, rank=0, world_size=1, accumulate=2)
     loader = IndexedLoader(
-        dataset,
-        sharding=sharding,
-        device=CPU,
-        seed=4,
-        options=LoadingOptions(**options),
+        dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**options)
     )
     if ahead:
         loader._delivery = AheadOnTheCpu(CPU, lambda batch: batch)
@@ -159,11 +147,7 @@ class Moves:
 
 
 def test_only_what_can_change_streams_is_sent_ahead() -> None:
-    batch = {
-        "images": torch.ones(2),
-        "rest": [torch.ones(1), "a name", 3],
-        "none": None,
-    }
+    batch = {"images": torch.ones(2), "rest": [torch.ones(1), "a name", 3], "none": None}
     assert [leaf.numel() for leaf in leaves(batch)] == [2, 1]
     assert can_change_streams(batch)
     assert can_change_streams((np.ones(2), True, np.float32(1), b"bytes"))
@@ -181,9 +165,7 @@ class Numbers:
 def test_of_a_stream_only_the_step_in_work_is_sent_ahead() -> None:
     sharding = Sharding(batch_size=6, rank=0, world_size=1, accumulate=3)
     loaders = [
-        StreamLoader(
-            Numbers(), sharding=sharding, device=CPU, seed=4, options=LoadingOptions()
-        )
+        StreamLoader(Numbers(), sharding=sharding, device=CPU, seed=4, options=LoadingOptions())
         for _ in range(2)
     ]
     plain, ahead = loaders
@@ -197,8 +179,6 @@ def test_of_a_stream_only_the_step_in_work_is_sent_ahead() -> None:
             ):
                 assert torch.equal(plain_micro.data, ahead_micro.data)
                 assert plain.cursor == ahead.cursor
-            assert torch.cat(sent).tolist() == list(
-                range(step.plan.start, step.plan.stop)
-            )
+            assert torch.cat(sent).tolist() == list(range(step.plan.start, step.plan.stop))
             sent.clear()
     assert ahead.cursor == Cursor(2, 0)

@@ -22,24 +22,9 @@ def test_the_split_is_fixed_and_covers_everything_once() -> None:
     assert makes_batches(train)
     with np.load(FOLDER / "digits.npz", allow_pickle=False) as arrays:
         labels = arrays["labels"]
-    assert np.bincount(labels).tolist() == [
-        178,
-        182,
-        177,
-        183,
-        181,
-        182,
-        181,
-        179,
-        174,
-        180,
-    ]
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert evaluation.batch(np.arange(360), None)[1].tolist() == labels[::5].tolist()
-    assert (
-        train.batch(np.arange(4), None)[1].tolist()
-        == labels[1:5].tolist()
-        == [1, 2, 3, 4]
-    )
+    assert train.batch(np.arange(4), None)[1].tolist() == labels[1:5].tolist() == [1, 2, 3, 4]
 
 
 def test_a_batch_is_normalised() -> None:

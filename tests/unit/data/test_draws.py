@@ -21,11 +21,7 @@ def test_asking_for_more_numbers_keeps_the_first() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        Draws(2, 2, np.arange(64)),
-        Draws(1, 3, np.arange(64)),
-        Draws(1, 2, np.arange(64, 128)),
-    ],
+    [Draws(2, 2, np.arange(64)), Draws(1, 3, np.arange(64)), Draws(1, 2, np.arange(64, 128))],
 )
 def test_another_seed_epoch_or_index_gives_other_numbers(changed: Draws) -> None:
     assert not np.intersect1d(Draws(1, 2, np.arange(64)).bits(8), changed.bits(8)).size
@@ -58,9 +54,7 @@ def test_every_bit_is_set_half_of_the_time() -> None:
 
 
 def test_the_numbers_are_a_promise_to_old_checkpoints() -> None:
-    assert [
-        f"{bits:016x}" for bits in Draws(1, 2, np.array([3])).bits(2)[0].tolist()
-    ] == [
+    assert [f"{bits:016x}" for bits in Draws(1, 2, np.array([3])).bits(2)[0].tolist()] == [
         "b61a953a45a5c6fb",
         "889859e39d226025",
     ]

@@ -47,12 +47,7 @@ class Noisy:
 
 
 def make(
-    dataset: Any,
-    *,
-    batch_size: int = 4,
-    rank: int = 0,
-    world_size: int = 1,
-    workers: int = 0,
+    dataset: Any, *, batch_size: int = 4, rank: int = 0, world_size: int = 1, workers: int = 0
 ) -> IndexedEvaluationLoader:
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size)
     return IndexedEvaluationLoader(
@@ -69,9 +64,7 @@ def test_every_sample_comes_once_and_batches_are_the_same_on_any_world(
 ) -> None:
     batches: dict[int, list[int]] = {}
     for rank in range(world_size):
-        loader = make(
-            Indices(length), batch_size=batch_size, rank=rank, world_size=world_size
-        )
+        loader = make(Indices(length), batch_size=batch_size, rank=rank, world_size=world_size)
         for number, size, data in loader.numbered():
             assert number not in batches
             assert len(data) == size
@@ -79,12 +72,8 @@ def test_every_sample_comes_once_and_batches_are_the_same_on_any_world(
         assert loader.num_batches == -(-length // batch_size)
         assert loader.num_samples == length
     alone = make(Indices(length), batch_size=batch_size)
-    assert [batches[number] for number in sorted(batches)] == [
-        data.tolist() for data in alone
-    ]
-    assert [index for number in sorted(batches) for index in batches[number]] == list(
-        range(length)
-    )
+    assert [batches[number] for number in sorted(batches)] == [data.tolist() for data in alone]
+    assert [index for number in sorted(batches) for index in batches[number]] == list(range(length))
 
 
 def test_a_rank_may_have_nothing_to_do() -> None:
@@ -97,9 +86,7 @@ def test_a_padded_pass_has_the_same_number_of_batches_on_every_rank() -> None:
     sizes = [
         [
             batch.size
-            for batch in make(Indices(length), rank=rank, world_size=3).numbered(
-                padded=True
-            )
+            for batch in make(Indices(length), rank=rank, world_size=3).numbered(padded=True)
         ]
         for length in (5, 12, 13)
         for rank in range(3)

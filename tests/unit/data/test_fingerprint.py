@@ -35,9 +35,7 @@ class GlobalGenerator(OwnGenerator):
 
 
 def samples(last: Any) -> list[Any]:
-    return [
-        (torch.arange(3), {"name": "a", "label": number}) for number in range(9)
-    ] + [last]
+    return [(torch.arange(3), {"name": "a", "label": number}) for number in range(9)] + [last]
 
 
 def test_it_says_the_length_and_is_short() -> None:

@@ -31,9 +31,7 @@ def test_a_worker_that_hangs_in_fork_is_forked_again(
             assert load_in_new_workers() == EXPECTED
             if caplog.messages:
                 break
-    assert (
-        "hung in fork (fixed in Python 3.12) and was forked again" in caplog.messages[0]
-    )
+    assert "hung in fork (fixed in Python 3.12) and was forked again" in caplog.messages[0]
     assert not multiprocessing.active_children()
 
 

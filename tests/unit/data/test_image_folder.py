@@ -19,9 +19,7 @@ from drumline.data.sharding import Draws
 COLOURS = {"ant": (200, 10, 10), "bee": (10, 200, 10), "cat": (10, 10, 200)}
 
 
-def save(
-    path: Path, colour: Any, *, mode: str = "RGB", size: tuple[int, int] = (12, 9)
-) -> None:
+def save(path: Path, colour: Any, *, mode: str = "RGB", size: tuple[int, int] = (12, 9)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, colour).save(path)
 
@@ -36,11 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def build(
-    folder: Path | None,
-    *,
-    split: Any = "train",
-    augment: bool = False,
-    image_size: int = 8,
+    folder: Path | None, *, split: Any = "train", augment: bool = False, image_size: int = 8
 ) -> ImageFolder:
     return ImageFolder(
         split=split,
@@ -59,11 +53,7 @@ def pixel(images: torch.Tensor, number: int) -> list[int]:
 def test_classes_are_numbered_by_name_and_images_resized(folder: Path) -> None:
     train = build(folder)
     assert len(train) == 9
-    assert (train.classes, train.num_classes, train.in_channels) == (
-        ["ant", "bee", "cat"],
-        3,
-        3,
-    )
+    assert (train.classes, train.num_classes, train.in_channels) == (["ant", "bee", "cat"], 3, 3)
     images, labels = train.batch(np.array([8, 0, 4]), None)
     assert images.shape == (3, 3, 8, 8)
     assert images.dtype == torch.float32
@@ -80,9 +70,7 @@ def test_the_evaluation_folder_has_three_names(folder: Path, name: str) -> None:
     assert evaluation.batch(np.arange(3), None)[1].tolist() == [0, 1, 2]
 
 
-def test_evaluation_may_lack_a_class_and_keeps_the_numbers_of_training(
-    folder: Path,
-) -> None:
+def test_evaluation_may_lack_a_class_and_keeps_the_numbers_of_training(folder: Path) -> None:
     (folder / "eval" / "ant" / "0.jpg").unlink()
     (folder / "eval" / "ant").rmdir()
     evaluation = build(folder, split="eval")
@@ -134,9 +122,7 @@ def test_a_missing_part_is_reported(folder: Path, split: str, expected: str) -> 
 
 def test_a_part_without_classes_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    with pytest.raises(
-        DataError, match="train holds no folders: expected one for each class"
-    ):
+    with pytest.raises(DataError, match="train holds no folders: expected one for each class"):
         build(tmp_path)
 
 
@@ -151,22 +137,17 @@ def test_a_class_without_images_is_reported(folder: Path) -> None:
 def test_a_class_that_training_lacks_is_reported(folder: Path) -> None:
     save(folder / "eval" / "dog" / "0.png", 0)
     with pytest.raises(
-        DataError,
-        match=r"eval/dog is a class that the training images do not have.*ant, bee, cat",
+        DataError, match=r"eval/dog is a class that the training images do not have.*ant, bee, cat"
     ):
         build(folder, split="eval")
 
 
 def test_no_folder_at_all_is_reported() -> None:
-    with pytest.raises(
-        DataError, match=r"image_folder needs --data.dir, which is not set"
-    ):
+    with pytest.raises(DataError, match=r"image_folder needs --data.dir, which is not set"):
         build(None)
 
 
-def test_without_pillow_the_package_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pillow_the_package_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         MissingExtraError,

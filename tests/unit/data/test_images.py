@@ -18,9 +18,7 @@ def moved(images: np.ndarray, draws: Draws, *, padding: int, flip: bool) -> np.n
     shape = images.shape[1:]
     assert len(shape) == 3
     places = crop_offsets(draws, shape, padding=padding, flip=flip)
-    result: np.ndarray = crop(
-        torch.from_numpy(images), places, padding=padding, flip=flip
-    ).numpy()
+    result: np.ndarray = crop(torch.from_numpy(images), places, padding=padding, flip=flip).numpy()
     return result
 
 
@@ -30,9 +28,7 @@ def by_hand(image: np.ndarray, padding: int) -> dict[tuple[int, int, bool], np.n
     results = {}
     for down in range(2 * padding + 1):
         for right in range(2 * padding + 1):
-            piece = bordered[
-                :, down : down + image.shape[1], right : right + image.shape[2]
-            ]
+            piece = bordered[:, down : down + image.shape[1], right : right + image.shape[2]]
             results[down, right, False] = piece
             results[down, right, True] = piece[:, :, ::-1]
     return results
@@ -40,13 +36,9 @@ def by_hand(image: np.ndarray, padding: int) -> dict[tuple[int, int, bool], np.n
 
 def outcomes(padding: int, *, flip: bool) -> list[tuple[int, int, bool]]:
     cuts = []
-    for before, after in zip(
-        IMAGES, moved(IMAGES, DRAWS, padding=padding, flip=flip), strict=True
-    ):
+    for before, after in zip(IMAGES, moved(IMAGES, DRAWS, padding=padding, flip=flip), strict=True):
         matches = [
-            name
-            for name, piece in by_hand(before, padding).items()
-            if np.array_equal(piece, after)
+            name for name, piece in by_hand(before, padding).items() if np.array_equal(piece, after)
         ]
         assert len(matches) == 1
         cuts += matches
@@ -83,9 +75,7 @@ def test_images_have_the_bits_of_numpy_sample_by_sample(
     the same way."""
     mean = (123.7, 4.88, 116.3, 0.1)[: shape[0]]
     std = (58.4, 6.02, 57.1, 3.0)[: shape[0]]
-    images = (
-        np.random.default_rng(1).integers(0, 256, size=(300, *shape)).astype(np.uint8)
-    )
+    images = np.random.default_rng(1).integers(0, 256, size=(300, *shape)).astype(np.uint8)
     prepare = Preparation(mean=mean, std=std, padding=padding, flip=flip)
     dataset = ImageArrays(images, np.arange(300), num_classes=300, prepare=prepare)
     indices = np.random.default_rng(2).permutation(300)[:100]
@@ -95,33 +85,26 @@ def test_images_have_the_bits_of_numpy_sample_by_sample(
 
     assert labels.tolist() == indices.tolist()
     middle, spread = (
-        np.array(values, dtype=np.float32)[:, np.newaxis, np.newaxis]
-        for values in (mean, std)
+        np.array(values, dtype=np.float32)[:, np.newaxis, np.newaxis] for values in (mean, std)
     )
     for row, (index, chances) in enumerate(
         zip(indices.tolist(), draws.uniform(3, stream=0xA06), strict=True)
     ):
         down, right = (int(chance * (2 * padding + 1)) for chance in chances[:2])
-        expected = by_hand(images[index], padding)[
-            down, right, bool(flip and chances[2] < 0.5)
-        ]
+        expected = by_hand(images[index], padding)[down, right, bool(flip and chances[2] < 0.5)]
         assert np.array_equal(
             normalized[row].numpy(), (expected.astype(np.float32) - middle) / spread
         )
     assert normalized.is_contiguous()
 
 
-def test_an_image_is_treated_alike_in_any_batch_and_otherwise_in_another_epoch() -> (
-    None
-):
+def test_an_image_is_treated_alike_in_any_batch_and_otherwise_in_another_epoch() -> None:
     whole = moved(IMAGES, DRAWS, padding=2, flip=True)
     chosen = np.array([150, 3])
     part = moved(IMAGES[chosen], Draws(0, 0, chosen), padding=2, flip=True)
     assert np.array_equal(part, whole[chosen])
     next_epoch = moved(IMAGES, Draws(0, 1, np.arange(200)), padding=2, flip=True)
-    assert (
-        sum(np.array_equal(a, b) for a, b in zip(whole, next_epoch, strict=True)) < 20
-    )
+    assert sum(np.array_equal(a, b) for a, b in zip(whole, next_epoch, strict=True)) < 20
 
 
 def test_images_are_cut_alike_however_they_lie_in_memory() -> None:
@@ -129,19 +112,13 @@ def test_images_are_cut_alike_however_they_lie_in_memory() -> None:
     images = torch.from_numpy(IMAGES)
     places = crop_offsets(DRAWS, (2, 6, 5), padding=1, flip=False)
     for flip in (False, True):
-        cropped = crop(
-            images.to(memory_format=torch.channels_last), places, padding=1, flip=flip
-        )
+        cropped = crop(images.to(memory_format=torch.channels_last), places, padding=1, flip=flip)
         assert torch.equal(cropped, crop(images, places, padding=1, flip=flip))
         assert cropped.is_contiguous()
 
 
 def test_the_images_given_are_left_as_they_are() -> None:
     before = IMAGES.copy()
-    normalize(
-        torch.from_numpy(moved(IMAGES, DRAWS, padding=1, flip=True)),
-        (1.0, 2.0),
-        (3.0, 4.0),
-    )
+    normalize(torch.from_numpy(moved(IMAGES, DRAWS, padding=1, flip=True)), (1.0, 2.0), (3.0, 4.0))
     normalize(torch.from_numpy(IMAGES), (1.0, 2.0), (3.0, 4.0))
     assert np.array_equal(IMAGES, before)

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.data.sharding import (
-    Cursor,
-    Ledger,
-    Sharding,
-    StepPlan,
-    plan_epoch,
-    plan_step,
-)
+from drumline.data.sharding import Cursor, Ledger, Sharding, StepPlan, plan_epoch, plan_step
 from drumline.runs.ledger_entries import LedgerEntry, from_json, num_steps
 
 
@@ -30,9 +23,7 @@ def plans(
     world_size: int = 1,
     shards: int | None = None,
 ) -> list[StepPlan]:
-    sharding = Sharding(
-        batch_size=batch_size, rank=rank, world_size=world_size, shards=shards
-    )
+    sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, shards=shards)
     cursor = Cursor()
     made = []
     for _ in range(count):
@@ -68,9 +59,7 @@ def test_runs_are_what_the_plans_were(data: st.DataObject) -> None:
         if number in taken_at:
             runs += ledger.take()
     runs += ledger.take()
-    assert covered(runs) == [
-        (plan.epoch, list(range(*plan.local_range))) for plan in made
-    ]
+    assert covered(runs) == [(plan.epoch, list(range(*plan.local_range))) for plan in made]
     assert num_steps(runs) == len(made)
     assert from_json([list(run) for run in runs]) == runs
     assert ledger.take() == []

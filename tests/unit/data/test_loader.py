@@ -39,9 +39,7 @@ class Indices:
     def __len__(self) -> int:
         return self.length
 
-    def batch(
-        self, indices: np.ndarray, draws: Draws | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, indices: np.ndarray, draws: Draws | None) -> tuple[torch.Tensor, torch.Tensor]:
         assert draws is not None
         return torch.from_numpy(indices), torch.from_numpy(draws.uniform(2))
 
@@ -54,8 +52,7 @@ class Noisy:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor(
-            [index, torch.rand(()), random.random(), np.random.rand()],
-            dtype=torch.float64,
+            [index, torch.rand(()), random.random(), np.random.rand()], dtype=torch.float64
         )
 
 
@@ -67,12 +64,7 @@ class FailsAt(Noisy):
 
 
 def make(
-    dataset: Any,
-    *,
-    batch_size: int = 6,
-    rank: int = 0,
-    world_size: int = 1,
-    **options: Any,
+    dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **options: Any
 ) -> IndexedLoader:
     cut = {
         name: options.pop(name)
@@ -81,11 +73,7 @@ def make(
     }
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
     return IndexedLoader(
-        dataset,
-        sharding=sharding,
-        device=CPU,
-        seed=4,
-        options=LoadingOptions(**options),
+        dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**options)
     )
 
 
@@ -119,10 +107,7 @@ def test_an_epoch_holds_every_sample_exactly_once(
             ) + [True]
             assert loader.cursor == step.plan.next_cursor
             counted = [
-                index
-                for micro in micro_batches
-                if micro.size
-                for index in micro.data[0].tolist()
+                index for micro in micro_batches if micro.size for index in micro.data[0].tolist()
             ]
             assert len(counted) == step.plan.local_size
             indices_read += counted
@@ -136,9 +121,7 @@ def test_an_epoch_holds_every_sample_exactly_once(
         for step in make(Indices(length), batch_size=batch_size).steps()
         for micro in step.micro_batches
     ]
-    assert [
-        set.union(*shares) for shares in zip(*batches_per_step, strict=True)
-    ] == alone
+    assert [set.union(*shares) for shares in zip(*batches_per_step, strict=True)] == alone
 
 
 def test_each_epoch_has_an_order_of_its_own() -> None:
@@ -168,9 +151,7 @@ def test_a_resume_in_the_middle_of_an_epoch_continues_the_sequence(
 ) -> None:
     expected = epochs(make(Noisy()), 3)
     assert len(expected) == 12
-    with closing(
-        make(Noisy(), workers=workers, persistent_workers=persistent)
-    ) as loader:
+    with closing(make(Noisy(), workers=workers, persistent_workers=persistent)) as loader:
         next(iter(loader))
         loader.cursor = Cursor(1, 12)
         batches = epochs(loader, 2)
@@ -185,9 +166,7 @@ def test_a_loop_that_is_left_early_continues_where_it_was_left(
     workers: int, persistent: bool
 ) -> None:
     expected = epochs(make(Noisy()), 1)
-    with closing(
-        make(Noisy(), workers=workers, persistent_workers=persistent)
-    ) as loader:
+    with closing(make(Noisy(), workers=workers, persistent_workers=persistent)) as loader:
         batches = list(itertools.islice(loader, 2)) + list(loader)
     assert len(batches) == 4
     assert all(torch.equal(a, b) for a, b in zip(expected, batches, strict=True))
@@ -201,18 +180,14 @@ def test_a_step_that_is_given_up_half_way_is_made_again() -> None:
     assert torch.equal(again[0], given_up[0])
 
 
-def test_user_randomness_belongs_to_the_sample_on_any_world_and_any_number_of_workers() -> (
-    None
-):
+def test_user_randomness_belongs_to_the_sample_on_any_world_and_any_number_of_workers() -> None:
     def noise(world_size: int, workers: int) -> Iterator[dict[int, list[float]]]:
         loaders = [
             make(Noisy(), rank=rank, world_size=world_size, workers=workers)
             for rank in range(world_size)
         ]
         for _ in range(2):
-            rows = [
-                row for loader in loaders for batch in loader for row in batch.tolist()
-            ]
+            rows = [row for loader in loaders for batch in loader for row in batch.tolist()]
             yield {int(index): values for index, *values in rows}
         for loader in loaders:
             loader.close()
@@ -220,24 +195,16 @@ def test_user_randomness_belongs_to_the_sample_on_any_world_and_any_number_of_wo
     first, second = noise(1, 0)
     assert len(first) == len(second) == 23
     assert all(
-        a != b
-        for index in range(23)
-        for a, b in zip(first[index], second[index], strict=True)
+        a != b for index in range(23) for a, b in zip(first[index], second[index], strict=True)
     )
     assert list(noise(3, 0)) == [first, second]
     assert list(noise(2, 1)) == [first, second]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_loading_leaves_the_randomness_of_the_training_process_alone(
-    workers: int,
-) -> None:
+def test_loading_leaves_the_randomness_of_the_training_process_alone(workers: int) -> None:
     def state() -> tuple[Any, ...]:
-        return (
-            torch.get_rng_state().tolist(),
-            random.getstate(),
-            str(np.random.get_state()),
-        )
+        return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
 
     before = state()
     with closing(make(Noisy(), workers=workers)) as loader:
@@ -248,9 +215,7 @@ def test_loading_leaves_the_randomness_of_the_training_process_alone(
 def test_the_scale_makes_means_over_uneven_shares_exact() -> None:
     """Eleven samples on three ranks in global batches of 4: shares of 2-1-1, and of 1-1-1 in the
     end."""
-    loaders = [
-        make(Indices(11), batch_size=4, rank=rank, world_size=3) for rank in range(3)
-    ]
+    loaders = [make(Indices(11), batch_size=4, rank=rank, world_size=3) for rank in range(3)]
     scales = []
     means = []
     for batches in zip(*loaders, strict=True):
@@ -261,9 +226,7 @@ def test_the_scale_makes_means_over_uneven_shares_exact() -> None:
         ]
         means.append(float(sum(local)) / 3)
     assert scales == [[1.5, 0.75, 0.75], [1.5, 0.75, 0.75], [1.0, 1.0, 1.0]]
-    expected = [
-        float(indices.double().mean()) for indices, _ in make(Indices(11), batch_size=4)
-    ]
+    expected = [float(indices.double().mean()) for indices, _ in make(Indices(11), batch_size=4)]
     assert means == pytest.approx(expected)
 
 
@@ -292,8 +255,7 @@ def test_an_error_in_a_worker_carries_the_original_text(persistent: bool) -> Non
     with (
         closing(make(FailsAt(), workers=1, persistent_workers=persistent)) as loader,
         pytest.raises(
-            KeyError,
-            match=r"no such image: cat-5.png[\s\S]*while reading sample 5 of FailsAt",
+            KeyError, match=r"no such image: cat-5.png[\s\S]*while reading sample 5 of FailsAt"
         ),
     ):
         list(loader)
@@ -312,9 +274,7 @@ def test_a_batch_too_small_for_the_shards_is_refused() -> None:
         UsageError, match="a global batch of 2 cannot be split over 4 shards"
     ) as caught:
         make(Indices(10), batch_size=2, shards=4)
-    assert "set the batch size to 4 or more, or choose fewer shards" in str(
-        caught.value
-    )
+    assert "set the batch size to 4 or more, or choose fewer shards" in str(caught.value)
 
 
 def test_more_ranks_than_shards_are_refused() -> None:
@@ -322,9 +282,7 @@ def test_more_ranks_than_shards_are_refused() -> None:
         UsageError, match="2 shards are too few for 4 ranks: some ranks would have no"
     ) as caught:
         make(Indices(10), world_size=4, shards=2)
-    assert "start at most 2 ranks, or begin a new run with --train.shards 4" in str(
-        caught.value
-    )
+    assert "start at most 2 ranks, or begin a new run with --train.shards 4" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["accumulate", "micro_batch_size"])
@@ -335,10 +293,7 @@ def test_a_step_of_no_micro_batches_is_refused(name: str) -> None:
 
 def test_a_rank_without_shards_of_a_short_batch_moves_on_with_the_others() -> None:
     loader = make(Indices(9), batch_size=6, rank=1, world_size=2, shards=3)
-    shares = [
-        [piece.data[0].tolist() for piece in step.micro_batches]
-        for step in loader.steps()
-    ]
+    shares = [[piece.data[0].tolist() for piece in step.micro_batches] for step in loader.steps()]
     # three samples are one shard: each has two or more
     assert [len(pieces) for pieces in shares] == [1, 0]
     assert loader.cursor == Cursor(1, 0)
@@ -353,8 +308,7 @@ def test_an_empty_dataset_is_refused() -> None:
 def test_a_cursor_outside_the_dataset_is_refused(cursor: Cursor) -> None:
     loader = make(Indices(23))
     with pytest.raises(
-        DataError,
-        match=f"is at sample {cursor.position} of epoch {cursor.epoch}, but .* has 23",
+        DataError, match=f"is at sample {cursor.position} of epoch {cursor.epoch}, but .* has 23"
     ):
         loader.cursor = cursor
 
@@ -362,21 +316,13 @@ def test_a_cursor_outside_the_dataset_is_refused(cursor: Cursor) -> None:
 def test_a_step_must_be_taken_whole() -> None:
     steps = make(Indices(23)).steps()
     next(steps)
-    with pytest.raises(
-        UsageError, match="before all micro-batches of the last one were taken"
-    ):
+    with pytest.raises(UsageError, match="before all micro-batches of the last one were taken"):
         next(steps)
 
 
 def test_a_loader_says_which_micro_batch_ends_a_step() -> None:
     loader = make(Indices(10), batch_size=6, accumulate=3)
-    assert [loader.is_last_micro_batch for _ in loader] == [
-        False,
-        False,
-        True,
-        False,
-        True,
-    ]
+    assert [loader.is_last_micro_batch for _ in loader] == [False, False, True, False, True]
 
 
 def test_the_state_of_a_loader_is_where_its_next_step_starts() -> None:
@@ -392,18 +338,14 @@ def test_the_state_of_a_loader_is_where_its_next_step_starts() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_shards_change_their_sizes_between_steps_and_no_sample_is_lost(
-    workers: int,
-) -> None:
+def test_shards_change_their_sizes_between_steps_and_no_sample_is_lost(workers: int) -> None:
     """Workers have made batches of the old sizes by then."""
     batches: list[list[int]] = []
     for rank in range(2):
         with closing(
             make(Indices(40), batch_size=8, rank=rank, world_size=2, workers=workers)
         ) as loader:
-            for number, step in enumerate(
-                itertools.chain(loader.steps(), loader.steps())
-            ):
+            for number, step in enumerate(itertools.chain(loader.steps(), loader.steps())):
                 (micro,) = step.micro_batches
                 assert (
                     len(micro.data[0])

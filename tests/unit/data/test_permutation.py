@@ -19,9 +19,7 @@ def order(length: int, *, seed: int = 0, epoch: int = 0) -> list[int]:
     return permute(np.arange(length), length=length, seed=seed, epoch=epoch).tolist()
 
 
-def invert(
-    indices: NDArray[np.int64], *, length: int, seed: int, epoch: int
-) -> NDArray[np.int64]:
+def invert(indices: NDArray[np.int64], *, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """The positions of these samples: the inverse of `permute`."""
     grid = _grid(length, seed, epoch)
     positions = unshuffle(indices, grid)
@@ -41,9 +39,7 @@ def unshuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
     return row * grid.columns + column
 
 
-def test_every_index_comes_exactly_once_for_every_length_up_to_600_and_many_more() -> (
-    None
-):
+def test_every_index_comes_exactly_once_for_every_length_up_to_600_and_many_more() -> None:
     for length in (*range(600), *range(600, 10_001, 61)):
         indices = permute(np.arange(length), length=length, seed=3, epoch=length)
         assert (np.bincount(indices, minlength=length) == 1).all(), length
@@ -62,9 +58,7 @@ def test_it_is_a_bijection_of_any_length_up_to_2_to_the_40(length: int) -> None:
     """What has an inverse on both sides is a bijection; a sample of both is looked at."""
     where = {"length": length, "seed": 5, "epoch": 9}
     sample = np.unique(
-        np.append(
-            np.random.default_rng(length).integers(0, length, 500), [0, length - 1]
-        )
+        np.append(np.random.default_rng(length).integers(0, length, 500), [0, length - 1])
     )
     for function, inverse in ((permute, invert), (invert, permute)):
         images = function(sample, **where)
@@ -75,12 +69,8 @@ def test_it_is_a_bijection_of_any_length_up_to_2_to_the_40(length: int) -> None:
     _grid.cache_clear()  # that of 2**40 takes 100 megabytes
 
 
-@given(
-    length=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 10**6)
-)
-def test_the_inverse_tells_where_each_sample_stands(
-    length: int, seed: int, epoch: int
-) -> None:
+@given(length=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 10**6))
+def test_the_inverse_tells_where_each_sample_stands(length: int, seed: int, epoch: int) -> None:
     where = {"length": length, "seed": seed, "epoch": epoch}
     everything = np.arange(length)
     assert invert(permute(everything, **where), **where).tolist() == everything.tolist()
@@ -102,12 +92,8 @@ def test_10_billion_samples_need_ten_megabytes() -> None:
     assert grid.row_shifts.nbytes + grid.column_shifts.nbytes < 10_000_000
 
 
-@given(
-    length=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 10**6)
-)
-def test_every_index_comes_exactly_once_for_any_seed(
-    length: int, seed: int, epoch: int
-) -> None:
+@given(length=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 10**6))
+def test_every_index_comes_exactly_once_for_any_seed(length: int, seed: int, epoch: int) -> None:
     assert sorted(order(length, seed=seed, epoch=epoch)) == list(range(length))
 
 
@@ -128,9 +114,7 @@ def test_a_part_of_the_order_does_not_depend_on_what_else_is_asked(
     assert together.max() < length
 
 
-def test_the_order_differs_by_seed_and_by_epoch_and_is_not_the_order_of_the_file() -> (
-    None
-):
+def test_the_order_differs_by_seed_and_by_epoch_and_is_not_the_order_of_the_file() -> None:
     orders = [order(1000), order(1000, epoch=1), order(1000, seed=1), list(range(1000))]
     for left, right in itertools.combinations(orders, 2):
         assert sum(a == b for a, b in zip(left, right, strict=True)) < 12
@@ -153,9 +137,7 @@ def test_every_order_of_a_few_samples_is_about_as_likely(length: int) -> None:
     runs = min(100 * len(orders), 3000)
     counts = Counter(tuple(order(length, seed=seed)) for seed in range(runs))
     expected = runs / len(orders)
-    chi_square = sum(
-        (counts[permutation] - expected) ** 2 / expected for permutation in orders
-    )
+    chi_square = sum((counts[permutation] - expected) ** 2 / expected for permutation in orders)
     freedom = len(orders) - 1
     assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
 
@@ -178,9 +160,7 @@ def assert_unrelated(left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
     """Chi-square of two numbers in [0, BINS) each: no pair is more or less frequent than chance
     makes it."""
     counts = np.bincount(left * BINS + right, minlength=BINS * BINS).reshape(BINS, BINS)
-    expected = (
-        counts.sum(1, keepdims=True) * counts.sum(0, keepdims=True) / counts.sum()
-    )
+    expected = counts.sum(1, keepdims=True) * counts.sum(0, keepdims=True) / counts.sum()
     assert expected.min() > 50
     chi_square = ((counts - expected) ** 2 / expected).sum()
     freedom = (BINS - 1) ** 2
@@ -223,10 +203,7 @@ def samples(positions: NDArray[np.int64]) -> NDArray[np.int64]:
 @pytest.mark.parametrize("of_position", VIEWS)
 @pytest.mark.parametrize("of_index", VIEWS)
 def test_a_position_tells_nothing_of_its_sample(
-    positions: NDArray[np.int64],
-    samples: NDArray[np.int64],
-    of_position: View,
-    of_index: View,
+    positions: NDArray[np.int64], samples: NDArray[np.int64], of_position: View, of_index: View
 ) -> None:
     assert_unrelated(of_position(positions), of_index(samples))
 
@@ -256,8 +233,6 @@ def test_each_epoch_has_another_order() -> None:
         assert (left == right).sum() < 12
 
 
-def test_the_test_of_mixing_finds_what_is_not_mixed(
-    positions: NDArray[np.int64],
-) -> None:
+def test_the_test_of_mixing_finds_what_is_not_mixed(positions: NDArray[np.int64]) -> None:
     with pytest.raises(AssertionError):
         assert_unrelated(block(positions), block((positions * 3 + 1) % LARGE))

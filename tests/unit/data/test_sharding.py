@@ -16,20 +16,13 @@ PIECES = st.integers(1, 6)
 
 
 def epoch_of(rank: int, *, length: int, **settings: Any) -> list[StepPlan]:
-    return list(
-        plan_epoch(
-            Cursor(2, 0), length=length, sharding=Sharding(rank=rank, **settings)
-        )
-    )
+    return list(plan_epoch(Cursor(2, 0), length=length, sharding=Sharding(rank=rank, **settings)))
 
 
 def counted(plan: StepPlan) -> list[int]:
     """The positions this rank's step counts, in order, placeholders left out."""
     return [
-        position
-        for span in plan.spans
-        if span.counts
-        for position in range(span.low, span.high)
+        position for span in plan.spans if span.counts for position in range(span.low, span.high)
     ]
 
 
@@ -49,11 +42,7 @@ def test_every_sample_is_seen_exactly_once(
         position
         for rank in range(world_size)
         for plan in epoch_of(
-            rank,
-            length=length,
-            batch_size=batch_size,
-            world_size=world_size,
-            accumulate=accumulate,
+            rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
         )
         for position in counted(plan)
     ]
@@ -67,11 +56,7 @@ def test_all_ranks_take_the_same_steps_and_as_many_micro_batches(
     alone = epoch_of(0, length=length, batch_size=batch_size, world_size=1)
     ranks = [
         epoch_of(
-            rank,
-            length=length,
-            batch_size=batch_size,
-            world_size=world_size,
-            accumulate=accumulate,
+            rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
         )
         for rank in range(world_size)
     ]
@@ -92,11 +77,7 @@ def test_shares_are_balanced_and_add_up(
 ) -> None:
     ranks = [
         epoch_of(
-            rank,
-            length=length,
-            batch_size=batch_size,
-            world_size=world_size,
-            accumulate=accumulate,
+            rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
         )
         for rank in range(world_size)
     ]
@@ -108,9 +89,7 @@ def test_shares_are_balanced_and_add_up(
         assert taken[0] - taken[-1] <= 1
         for plan in step:
             assert plan.spans
-            assert all(
-                plan.start <= low < high <= plan.stop for low, high in bounds(plan)
-            )
+            assert all(plan.start <= low < high <= plan.stop for low, high in bounds(plan))
             assert sum(sizes(plan)) == plan.local_size
             assert sizes(plan).count(0) <= 1
             assert counted(plan) == list(range(*plan.local_range))
@@ -126,15 +105,9 @@ def test_no_rank_is_left_with_one_sample(
         return
     for rank in range(world_size):
         for plan in epoch_of(
-            rank,
-            length=length,
-            batch_size=batch_size,
-            world_size=world_size,
-            accumulate=accumulate,
+            rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
         ):
-            assert all(
-                high - low >= 2 or plan.global_size == 1 for low, high in bounds(plan)
-            )
+            assert all(high - low >= 2 or plan.global_size == 1 for low, high in bounds(plan))
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES, st.data())
@@ -146,9 +119,7 @@ def test_a_resume_from_any_cursor_on_any_world_continues_the_same_sequence(
         return
     done = data.draw(st.integers(0, len(whole) - 1))
     cursor = Cursor(2, whole[done].start)
-    sharding = Sharding(
-        rank=0, batch_size=batch_size, world_size=world_size, accumulate=accumulate
-    )
+    sharding = Sharding(rank=0, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
     rest = plan_epoch(cursor, length=length, sharding=sharding)
     assert [(plan.start, plan.stop) for plan in rest] == [
         (plan.start, plan.stop) for plan in whole[done:]
@@ -173,9 +144,7 @@ def test_the_last_step_may_be_empty_on_some_ranks() -> None:
     assert plan.next_cursor == Cursor(1, 0)
 
 
-def test_a_rank_with_too_few_samples_for_its_micro_batches_ends_with_a_placeholder() -> (
-    None
-):
+def test_a_rank_with_too_few_samples_for_its_micro_batches_ends_with_a_placeholder() -> None:
     """Five samples on two ranks, three micro-batches: the second rank has two samples, and one
     placeholder."""
     sharding = Sharding(batch_size=8, rank=1, world_size=2, accumulate=3)
@@ -190,11 +159,7 @@ def test_a_micro_batch_is_never_larger_than_asked(
 ) -> None:
     ranks = [
         epoch_of(
-            rank,
-            length=length,
-            batch_size=batch_size,
-            world_size=world_size,
-            micro_batch_size=most,
+            rank, length=length, batch_size=batch_size, world_size=world_size, micro_batch_size=most
         )
         for rank in range(world_size)
     ]
@@ -230,9 +195,7 @@ def test_shards_are_the_same_on_any_number_of_ranks(
         assert all(counted(plan) == list(range(*plan.local_range)) for plan in step)
 
 
-@given(
-    LENGTHS, st.lists(st.integers(1, 12), min_size=1, max_size=6), PIECES, st.booleans()
-)
+@given(LENGTHS, st.lists(st.integers(1, 12), min_size=1, max_size=6), PIECES, st.booleans())
 def test_shards_of_different_sizes_cover_every_sample_once(
     length: int, uneven: list[int], cut: int, by_size: bool
 ) -> None:
@@ -245,8 +208,7 @@ def test_shards_of_different_sizes_cover_every_sample_once(
         ("micro_batch_size" if by_size else "accumulate"): cut,
     }
     ranks = [
-        epoch_of(rank, length=length, sizes=tuple(uneven), **settings)
-        for rank in range(world_size)
+        epoch_of(rank, length=length, sizes=tuple(uneven), **settings) for rank in range(world_size)
     ]
     for step in zip(*ranks, strict=True):
         assert [position for plan in step for position in counted(plan)] == list(
@@ -254,23 +216,17 @@ def test_shards_of_different_sizes_cover_every_sample_once(
         )
         assert len({len(plan.spans) for plan in step}) == 1
         assert all(counted(plan) == list(range(*plan.local_range)) for plan in step)
-        assert sizes(step[0])[0] > 0, (
-            "rank 0, whose buffers are broadcast, always has samples"
-        )
+        assert sizes(step[0])[0] > 0, "rank 0, whose buffers are broadcast, always has samples"
         assert not by_size or all(size <= cut for plan in step for size in sizes(plan))
         if step[0].global_size == batch_size and min(uneven) >= 2:
             assert [plan.local_size for plan in step] == uneven
 
 
-def test_a_short_batch_is_split_in_the_same_proportion_unless_a_rank_would_get_too_few() -> (
-    None
-):
+def test_a_short_batch_is_split_in_the_same_proportion_unless_a_rank_would_get_too_few() -> None:
     def shards(length: int) -> list[int]:
         cut = {"batch_size": 32, "world_size": 3, "sizes": (16, 12, 4)}
         return [
-            plan_step(
-                Cursor(), length=length, sharding=Sharding(rank=rank, **cut)
-            ).local_size
+            plan_step(Cursor(), length=length, sharding=Sharding(rank=rank, **cut)).local_size
             for rank in range(3)
         ]  # type: ignore[arg-type]
 

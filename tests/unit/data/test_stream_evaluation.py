@@ -35,19 +35,11 @@ class Noisy:
 
 
 def make(
-    dataset: Any,
-    *,
-    batch_size: int = 4,
-    rank: int = 0,
-    world_size: int = 1,
-    **options: Any,
+    dataset: Any, *, batch_size: int = 4, rank: int = 0, world_size: int = 1, **options: Any
 ) -> StreamEvaluationLoader:
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size)
     return StreamEvaluationLoader(
-        dataset,
-        sharding=sharding,
-        device=torch.device("cpu"),
-        options=LoadingOptions(**options),
+        dataset, sharding=sharding, device=torch.device("cpu"), options=LoadingOptions(**options)
     )
 
 
@@ -57,9 +49,7 @@ def test_every_sample_comes_once_and_batches_are_the_same_on_any_world(
 ) -> None:
     batches: dict[int, list[int]] = {}
     for rank in range(world_size):
-        loader = make(
-            Numbers(length), batch_size=batch_size, rank=rank, world_size=world_size
-        )
+        loader = make(Numbers(length), batch_size=batch_size, rank=rank, world_size=world_size)
         for number, size, data in loader.numbered():
             assert number not in batches
             assert number % world_size == rank
@@ -68,17 +58,14 @@ def test_every_sample_comes_once_and_batches_are_the_same_on_any_world(
         assert loader.num_batches == -(-length // batch_size)
         assert loader.num_samples == length
     expected = [
-        list(range(low, min(low + batch_size, length)))
-        for low in range(0, length, batch_size)
+        list(range(low, min(low + batch_size, length))) for low in range(0, length, batch_size)
     ]
     assert [batches[number] for number in range(len(batches))] == expected
 
 
 def test_a_padded_pass_has_the_same_number_of_batches_on_every_rank() -> None:
     loaders = [make(Numbers(13), rank=rank, world_size=3) for rank in range(3)]
-    assert [
-        [batch.size for batch in loader.numbered(padded=True)] for loader in loaders
-    ] == [
+    assert [[batch.size for batch in loader.numbered(padded=True)] for loader in loaders] == [
         [4, 1],
         [4, 0],
         [4, 0],
@@ -106,9 +93,7 @@ def test_how_many_there_are_is_known_when_all_are_read() -> None:
     loader = make(Numbers(11))
     assert loader.num_samples is None
     for ask in (lambda: loader.num_batches, lambda: len(loader)):
-        with pytest.raises(
-            UsageError, match="the length of the stream Numbers is not known"
-        ):
+        with pytest.raises(UsageError, match="the length of the stream Numbers is not known"):
             ask()
     list(loader)
     assert (loader.num_samples, loader.num_batches) == (11, 3)

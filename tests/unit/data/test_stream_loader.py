@@ -90,12 +90,7 @@ class Counting:
 
 
 def make(
-    dataset: Any,
-    *,
-    batch_size: int = 6,
-    rank: int = 0,
-    world_size: int = 1,
-    **options: Any,
+    dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **options: Any
 ) -> StreamLoader:
     cut = {
         name: options.pop(name)
@@ -104,11 +99,7 @@ def make(
     }
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
     return StreamLoader(
-        dataset,
-        sharding=sharding,
-        device=CPU,
-        seed=4,
-        options=LoadingOptions(**options),
+        dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**options)
     )
 
 
@@ -131,12 +122,7 @@ def assert_same(expected: list[torch.Tensor], batches: list[torch.Tensor]) -> No
     st.data(),
 )
 def test_an_epoch_holds_every_sample_exactly_once(
-    length: int,
-    batch_size: int,
-    world_size: int,
-    pieces: int,
-    by_size: bool,
-    data: st.DataObject,
+    length: int, batch_size: int, world_size: int, pieces: int, by_size: bool, data: st.DataObject
 ) -> None:
     shards = data.draw(st.none() | st.integers(world_size, 6))
     batch_size = max(batch_size, shards or world_size)
@@ -149,11 +135,7 @@ def test_an_epoch_holds_every_sample_exactly_once(
     followings = []
     for rank in range(world_size):
         loader = make(
-            Numbers(length),
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            **cut,
+            Numbers(length), batch_size=batch_size, rank=rank, world_size=world_size, **cut
         )
         steps = []
         counts = []
@@ -163,22 +145,15 @@ def test_an_epoch_holds_every_sample_exactly_once(
                 number == len(micro_batches) - 1 for number in range(len(micro_batches))
             ]
             counted = [
-                number
-                for micro in micro_batches
-                if micro.size
-                for number in micro.data.tolist()
+                number for micro in micro_batches if micro.size for number in micro.data.tolist()
             ]
             assert (
-                len(counted)
-                == step.plan.local_size
-                == sum(micro.size for micro in micro_batches)
+                len(counted) == step.plan.local_size == sum(micro.size for micro in micro_batches)
             )
             for micro in micro_batches:
                 numbers = [number - step.plan.start for number in micro.data.tolist()]
                 if micro.size:
-                    assert {number % step.plan.num_shards for number in numbers} == {
-                        micro.shard
-                    }
+                    assert {number % step.plan.num_shards for number in numbers} == {micro.shard}
                 else:
                     assert numbers == list(range(len(numbers))), (
                         "a placeholder is the first samples"
@@ -190,16 +165,11 @@ def test_an_epoch_holds_every_sample_exactly_once(
         num_pieces.append(counts)
         assert loader.cursor == Cursor(1, 0)
     expected = [
-        list(range(low, min(low + batch_size, length)))
-        for low in range(0, length, batch_size)
+        list(range(low, min(low + batch_size, length))) for low in range(0, length, batch_size)
     ]
-    assert [
-        sorted(itertools.chain(*shares)) for shares in zip(*per_rank, strict=True)
-    ] == expected
+    assert [sorted(itertools.chain(*shares)) for shares in zip(*per_rank, strict=True)] == expected
     if shards is None:
-        assert all(counts == num_pieces[0] for counts in num_pieces), (
-            "collectives match"
-        )
+        assert all(counts == num_pieces[0] for counts in num_pieces), "collectives match"
     assert {following for _, following in followings} == {
         following for rank, following in followings if not rank
     }
@@ -250,9 +220,7 @@ def test_a_resume_at_any_cursor_continues_the_sequence(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_worker_changes_nothing_and_randomness_belongs_to_the_position(
-    workers: int,
-) -> None:
+def test_a_worker_changes_nothing_and_randomness_belongs_to_the_position(workers: int) -> None:
     expected = epochs(make(Noisy(), accumulate=2), 3)
     # set_epoch was called
     assert [int(batch[0, 0]) for batch in expected[::8]] == [0, 1, 2]
@@ -269,13 +237,7 @@ def test_a_worker_changes_nothing_and_randomness_belongs_to_the_position(
 def test_randomness_is_the_same_on_any_world() -> None:
     alone = sorted(row for batch in make(Noisy()) for row in batch.tolist())
     loaders = [make(Noisy(), rank=rank, world_size=3) for rank in range(3)]
-    rows = [
-        row
-        for loader in loaders
-        for batch in loader
-        if loader.scale
-        for row in batch.tolist()
-    ]
+    rows = [row for loader in loaders for batch in loader if loader.scale for row in batch.tolist()]
     assert sorted(rows) == alone
 
 
@@ -285,11 +247,7 @@ def test_reading_leaves_the_randomness_of_the_training_process_alone(
     kind: type, workers: int
 ) -> None:
     def state() -> tuple[Any, ...]:
-        return (
-            torch.get_rng_state().tolist(),
-            random.getstate(),
-            str(np.random.get_state()),
-        )
+        return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
 
     before = state()
     with closing(make(kind(), workers=workers)) as loader:
@@ -313,18 +271,14 @@ def test_a_step_that_is_given_up_half_way_is_handed_out_again_as_it_was(
 def test_the_length_is_not_known() -> None:
     loader = make(Numbers(7))
     assert loader.num_samples is loader.steps_per_epoch is None
-    with pytest.raises(
-        UsageError, match="the length of the stream Numbers is not known"
-    ) as caught:
+    with pytest.raises(UsageError, match="the length of the stream Numbers is not known") as caught:
         len(loader)
     assert "count the batches" in str(caught.value)
     assert len(list(loader)) == 2  # `list` asks for the length first
 
 
 def test_the_scale_makes_means_over_uneven_shares_exact() -> None:
-    loaders = [
-        make(Numbers(11), batch_size=4, rank=rank, world_size=3) for rank in range(3)
-    ]
+    loaders = [make(Numbers(11), batch_size=4, rank=rank, world_size=3) for rank in range(3)]
     means = []
     for batches in zip(*loaders, strict=True):
         local = [
@@ -344,9 +298,7 @@ def test_a_rank_that_a_short_batch_has_nothing_for_gets_a_placeholder_or_with_sh
         ([6], 0.0),
     ]
     sharded = make(Numbers(9), rank=1, world_size=2, shards=3)
-    assert [
-        [m.data.tolist() for m in step.micro_batches] for step in sharded.steps()
-    ] == [
+    assert [[m.data.tolist() for m in step.micro_batches] for step in sharded.steps()] == [
         [[2, 5]],
         [],
     ]
@@ -356,9 +308,7 @@ def test_a_rank_that_a_short_batch_has_nothing_for_gets_a_placeholder_or_with_sh
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_empty_stream_is_refused(workers: int) -> None:
     with closing(make(Numbers(0), workers=workers)) as loader:
-        with pytest.raises(
-            DataError, match="the stream Numbers is empty in epoch 0"
-        ) as caught:
+        with pytest.raises(DataError, match="the stream Numbers is empty in epoch 0") as caught:
             next(loader.steps())
         assert "starts from the beginning each time" in str(caught.value)
 
@@ -374,9 +324,7 @@ def test_a_stream_that_has_become_shorter_is_refused(position: int) -> None:
 
 
 def test_what_can_be_read_only_once_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match="the generator can be read only once"
-    ) as caught:
+    with pytest.raises(UsageError, match="the generator can be read only once") as caught:
         make(number for number in range(9))
     assert "whose __iter__ starts over each time" in str(caught.value)
 
@@ -409,24 +357,18 @@ def test_an_error_of_the_stream_names_the_sample(workers: int) -> None:
 def test_more_workers_than_one_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with closing(make(Numbers(7), workers=3)), closing(make(Numbers(7), workers=1)):
         (record,) = caplog.records
-    assert record.message.startswith(
-        "a stream is read by 1 worker, not 3: several would split it"
-    )
+    assert record.message.startswith("a stream is read by 1 worker, not 3: several would split it")
 
 
 def test_a_step_must_be_taken_whole() -> None:
     steps = make(Numbers(23)).steps()
     next(steps)
-    with pytest.raises(
-        UsageError, match="before all micro-batches of the last one were taken"
-    ):
+    with pytest.raises(UsageError, match="before all micro-batches of the last one were taken"):
         next(steps)
 
 
 def test_sizes_are_checked_as_for_any_dataset() -> None:
-    with pytest.raises(
-        UsageError, match="a global batch of 2 cannot be split over 4 ranks"
-    ):
+    with pytest.raises(UsageError, match="a global batch of 2 cannot be split over 4 ranks"):
         make(Numbers(10), batch_size=2, world_size=4)
 
 
@@ -450,10 +392,7 @@ def test_a_loop_of_the_users_own_gets_it_from_the_manager() -> None:
     with DDPManager() as ddp:
         loader = ddp.loader(Numbers(7), batch_size=4)
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6]]
-        assert [
-            batch.tolist()
-            for batch in ddp.loader(Numbers(3), batch_size=2, train=False)
-        ] == [
+        assert [batch.tolist() for batch in ddp.loader(Numbers(3), batch_size=2, train=False)] == [
             [0, 1],
             [2],
         ]
@@ -464,9 +403,7 @@ def test_a_loop_of_the_users_own_gets_it_from_the_manager() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_resumable_stream_starts_over_and_every_step_is_full(workers: int) -> None:
-    with closing(
-        make(Counting(), rank=1, world_size=3, batch_size=7, workers=workers)
-    ) as loader:
+    with closing(make(Counting(), rank=1, world_size=3, batch_size=7, workers=workers)) as loader:
         batches = list(itertools.islice(loader, 8))
     # of 7 samples on three ranks: 3, 2, 2
     assert {len(batch) for batch in batches} == {2}
@@ -483,29 +420,21 @@ def test_a_resumable_stream_continues_after_the_last_step_that_was_taken(
     workers: int, taken: int
 ) -> None:
     expected = list(itertools.islice(make(Counting(), batch_size=4, accumulate=2), 24))
-    with closing(
-        make(Counting(), batch_size=4, accumulate=2, workers=workers)
-    ) as loader:
+    with closing(make(Counting(), batch_size=4, accumulate=2, workers=workers)) as loader:
         list(itertools.islice(loader, taken * 2))
         state = loader.stream_state()
     assert state is not None
-    with closing(
-        make(Counting(), batch_size=4, accumulate=2, workers=workers)
-    ) as resumed:
+    with closing(make(Counting(), batch_size=4, accumulate=2, workers=workers)) as resumed:
         resumed.load_stream_state(state)
         resumed.cursor = Cursor(0, 4 * taken)  # as the engine does; it is there already
-        assert_same(
-            expected[taken * 2 :], list(itertools.islice(resumed, 24 - taken * 2))
-        )
+        assert_same(expected[taken * 2 :], list(itertools.islice(resumed, 24 - taken * 2)))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_closed_loader_continues_where_it_was(workers: int) -> None:
     expected = list(itertools.islice(make(Counting(), batch_size=4, accumulate=2), 8))
     batches: list[torch.Tensor] = []
-    with closing(
-        make(Counting(), batch_size=4, accumulate=2, workers=workers)
-    ) as loader:
+    with closing(make(Counting(), batch_size=4, accumulate=2, workers=workers)) as loader:
         next(iter(loader))
         for _ in range(2):
             loader.close()
@@ -527,9 +456,7 @@ def test_the_state_of_another_world_is_refused() -> None:
         match="the state of the stream Counting was saved on 2 ranks, now there are 3",
     ) as caught:
         make(Counting(), world_size=3).load_stream_state(state)
-    assert "resume on 2 ranks, or begin a new run with a map-style dataset" in str(
-        caught.value
-    )
+    assert "resume on 2 ranks, or begin a new run with a map-style dataset" in str(caught.value)
 
 
 def test_a_resumable_stream_cannot_go_anywhere_without_its_state() -> None:

@@ -19,18 +19,11 @@ def images(
     *, split: Any = "train", augment: bool = False, seed: int = 0, samples: int = 256
 ) -> SyntheticImages:
     return SyntheticImages(
-        split=split,
-        augment=augment,
-        image_size=9,
-        samples=samples,
-        classes=7,
-        seed=seed,
+        split=split, augment=augment, image_size=9, samples=samples, classes=7, seed=seed
     )
 
 
-def tokens(
-    *, split: Any = "train", seed: int = 0, samples: int = 256
-) -> SyntheticTokens:
+def tokens(*, split: Any = "train", seed: int = 0, samples: int = 256) -> SyntheticTokens:
     return SyntheticTokens(split=split, samples=samples, context=16, seed=seed)
 
 
@@ -71,9 +64,7 @@ def test_images_are_normalised_and_every_class_occurs() -> None:
 def test_images_can_be_learned() -> None:
     """The mean training image of each class classifies the evaluation images."""
     batch, labels = images().batch(ALL, None)
-    means = torch.stack(
-        [batch[labels == number].mean(dim=0) for number in range(7)]
-    ).flatten(1)
+    means = torch.stack([batch[labels == number].mean(dim=0) for number in range(7)]).flatten(1)
     held_out, expected = images(split="eval").batch(np.arange(32), None)
     nearest = torch.cdist(held_out.flatten(1), means).argmin(dim=1)
     assert torch.equal(nearest, expected)
@@ -82,9 +73,7 @@ def test_images_can_be_learned() -> None:
 def test_augmentation_is_for_training_only() -> None:
     plain = images().batch(ALL, None)[0]
     assert torch.equal(images(augment=True).batch(ALL, None)[0], plain)
-    augmented = [
-        images(augment=True).batch(ALL, Draws(0, epoch, ALL))[0] for epoch in range(2)
-    ]
+    augmented = [images(augment=True).batch(ALL, Draws(0, epoch, ALL))[0] for epoch in range(2)]
     assert not torch.equal(augmented[0], plain)
     assert not torch.equal(augmented[0], augmented[1])
 

@@ -17,17 +17,10 @@ from drumline.data.tokens import TokenWindows, standard_library, tokens
 
 
 def build(
-    path: Path | None,
-    *,
-    split: Any = "train",
-    token_type: str = "uint16",
-    context: int = 4,
+    path: Path | None, *, split: Any = "train", token_type: str = "uint16", context: int = 4
 ) -> TokenWindows:
     return tokens(
-        split=split,
-        dir=None if path is None else str(path),
-        token_type=token_type,
-        context=context,
+        split=split, dir=None if path is None else str(path), token_type=token_type, context=context
     )
 
 
@@ -39,9 +32,7 @@ def everything(dataset: TokenWindows) -> list[int]:
 
 
 @pytest.mark.parametrize("token_type", ["uint8", "uint16", "uint32"])
-def test_a_raw_file_is_split_and_cut_into_windows(
-    tmp_path: Path, token_type: str
-) -> None:
+def test_a_raw_file_is_split_and_cut_into_windows(tmp_path: Path, token_type: str) -> None:
     numbers = np.arange(203) % 97
     numbers.astype(token_type).tofile(path := tmp_path / "corpus.bin")
     train = build(path, token_type=token_type)
@@ -86,16 +77,12 @@ def test_a_folder_of_text_is_joined_in_order(tmp_path: Path) -> None:
         ("d.png", b"d" * 40),
     ):
         (tmp_path / name).write_bytes(text)
-    assert (
-        bytes(everything(build(tmp_path))) == (b"a" * 40 + b"b" * 40 + b"c" * 40)[:110]
-    )
+    assert bytes(everything(build(tmp_path))) == (b"a" * 40 + b"b" * 40 + b"c" * 40)[:110]
 
 
 @pytest.mark.parametrize("evaluation", ["eval", "val"])
 @pytest.mark.parametrize("ending", ["bin", "npy", "txt"])
-def test_a_folder_may_hold_both_parts(
-    tmp_path: Path, evaluation: str, ending: str
-) -> None:
+def test_a_folder_may_hold_both_parts(tmp_path: Path, evaluation: str, ending: str) -> None:
     parts = {
         "train": np.arange(50, dtype=np.uint16),
         evaluation: np.arange(60, 80, dtype=np.uint16),
@@ -169,8 +156,7 @@ def test_a_token_outside_the_stated_vocabulary_is_reported(
     dataset = build(path)
     dataset.batch(np.arange(8), None)
     with pytest.raises(
-        DataError,
-        match=f"corpus.npy holds the token {stray}, but its vocabulary has 50",
+        DataError, match=f"corpus.npy holds the token {stray}, but its vocabulary has 50"
     ):
         dataset.batch(np.array([8]), None)
 
@@ -180,22 +166,14 @@ def test_a_token_outside_the_stated_vocabulary_is_reported(
     [
         ("{", "meta.json cannot be read as a JSON object"),
         ("[1]", "meta.json cannot be read as a JSON object"),
-        (
-            '{"vocab_size": "many"}',
-            "meta.json: vocab_size is 'many', expected a positive integer",
-        ),
+        ('{"vocab_size": "many"}', "meta.json: vocab_size is 'many', expected a positive integer"),
         ('{"vocab_size": 0}', "meta.json: vocab_size is 0"),
         ('{"vocab_size": true}', "meta.json: vocab_size is True"),
         ('{"vocab_size": 2147483648}', "expected a positive integer up to 2147483647"),
-        (
-            f'{{"vocab_size": {10**290}}}',
-            f"meta.json: vocab_size is {10**290}, expected",
-        ),
+        (f'{{"vocab_size": {10**290}}}', f"meta.json: vocab_size is {10**290}, expected"),
     ],
 )
-def test_a_malformed_meta_file_is_reported(
-    tmp_path: Path, text: str, sentence: str
-) -> None:
+def test_a_malformed_meta_file_is_reported(tmp_path: Path, text: str, sentence: str) -> None:
     np.arange(100, dtype=np.uint16).tofile(path := tmp_path / "corpus.bin")
     (tmp_path / "meta.json").write_text(text)
     with pytest.raises(DataError, match=sentence):
@@ -203,9 +181,7 @@ def test_a_malformed_meta_file_is_reported(
 
 
 def test_a_missing_path_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"there is no file or folder .*nowhere"
-    ) as caught:
+    with pytest.raises(DataError, match=r"there is no file or folder .*nowhere") as caught:
         build(tmp_path / "nowhere")
     assert "train.bin and eval.bin" in str(caught.value)
 
@@ -226,9 +202,7 @@ def test_an_empty_file_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 95), ("eval", 5)])
-def test_too_short_for_one_window_is_reported(
-    tmp_path: Path, split: str, count: int
-) -> None:
+def test_too_short_for_one_window_is_reported(tmp_path: Path, split: str, count: int) -> None:
     np.arange(100, dtype=np.uint16).tofile(path := tmp_path / "corpus.bin")
     with pytest.raises(
         DataError,

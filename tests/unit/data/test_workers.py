@@ -54,9 +54,7 @@ class KilledAtTheThird(list[int]):
         return index
 
 
-def make(
-    dataset: Any = range(12), *, workers: int = 1, persistent: bool = True
-) -> BatchProducer:
+def make(dataset: Any = range(12), *, workers: int = 1, persistent: bool = True) -> BatchProducer:
     loading = LoadingOptions(workers=workers, persistent_workers=persistent)
     return BatchProducer(BatchMaker(dataset, seed=0), loading, torch.device("cpu"))
 
@@ -198,9 +196,7 @@ sys.exit(7)
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment, timeout=60, check=False)
     assert done.returncode == 7
 
 

@@ -39,9 +39,7 @@ def test_a_guard_outlives_the_signals_that_a_scheduler_sends_to_all_of_a_job() -
     try:
         status = Path(f"/proc/{guard._process.pid}/status")
         deadline = time.monotonic() + 20
-        while not _ignores(status, signal.SIGTERM) or not _ignores(
-            status, signal.SIGUSR1
-        ):
+        while not _ignores(status, signal.SIGTERM) or not _ignores(status, signal.SIGUSR1):
             assert time.monotonic() < deadline
             time.sleep(0.02)
     finally:
@@ -50,16 +48,12 @@ def test_a_guard_outlives_the_signals_that_a_scheduler_sends_to_all_of_a_job() -
 
 def _ignores(status: Path, number: signal.Signals) -> bool:
     (mask,) = [
-        line.split()[1]
-        for line in status.read_text().splitlines()
-        if line.startswith("SigIgn")
+        line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigIgn")
     ]
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def test_a_rank_does_not_begin_with_the_number_of_an_earlier_launch(
-    tmp_path: Path,
-) -> None:
+def test_a_rank_does_not_begin_with_the_number_of_an_earlier_launch(tmp_path: Path) -> None:
     stale = rank_file(tmp_path, 3, 0)
     stale.write_text("7")
     variables = {"RANK": "3", "TORCHELASTIC_ERROR_FILE": ""}
@@ -68,13 +62,9 @@ def test_a_rank_does_not_begin_with_the_number_of_an_earlier_launch(
     assert not stale.exists()
 
 
-@pytest.mark.parametrize(
-    "options", [{"timeout": 0.01}, {}], ids=["grace", "torch's own limit"]
-)
+@pytest.mark.parametrize("options", [{"timeout": 0.01}, {}], ids=["grace", "torch's own limit"])
 def test_ranks_that_the_launcher_killed_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    options: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], options: dict[str, float]
 ) -> None:
     agent = NodeAgent.__new__(NodeAgent)
     agent._failed = True
@@ -84,9 +74,7 @@ def test_ranks_that_the_launcher_killed_are_named(
     agent._worker_group.workers = [Worker(local_rank=0, global_rank=3)]
     codes = iter([{0: None}, {0: -signal.SIGKILL}])
     monkeypatch.setattr(NodeAgent, "exit_codes", lambda _: next(codes))
-    monkeypatch.setattr(
-        LocalElasticAgent, "_shutdown", lambda *_, **__: time.sleep(0.02)
-    )
+    monkeypatch.setattr(LocalElasticAgent, "_shutdown", lambda *_, **__: time.sleep(0.02))
     monkeypatch.setattr(agent_module, "TORCH_GRACE_S", 0.01)
     agent._shutdown(signal.SIGTERM, **options)
     assert capfd.readouterr().err == (
@@ -106,9 +94,7 @@ def test_the_end_of_a_run_lets_ranks_save_though_a_node_was_lost_before(
     monkeypatch.setattr(NodeAgent, "exit_codes", lambda _: {})
     signals = []
     monkeypatch.setattr(
-        LocalElasticAgent,
-        "_shutdown",
-        lambda _, death_sig, **__: signals.append(death_sig),
+        LocalElasticAgent, "_shutdown", lambda _, death_sig, **__: signals.append(death_sig)
     )
     agent._shutdown()
     assert signals == [signal.SIGTERM]
@@ -142,9 +128,7 @@ def test_the_sidecar_learns_that_the_launcher_ends_the_ranks_and_why(
     monkeypatch.setattr(NodeAgent, "exit_codes", lambda _: {0: None})
     endings = []
     monkeypatch.setattr(
-        LocalElasticAgent,
-        "_shutdown",
-        lambda *_, **__: endings.append(read_ending(tmp_path)),
+        LocalElasticAgent, "_shutdown", lambda *_, **__: endings.append(read_ending(tmp_path))
     )
     agent._stop_workers(WorkerGroup.__new__(WorkerGroup))
     (ending,) = endings

@@ -81,8 +81,7 @@ async def start(controller: Controller, left: int = 0) -> tuple[Remote, Remote, 
 
 def test_nothing_secret_is_on_a_command_line(make: Make) -> None:
     controller = make(
-        python_path="/lib",
-        script_watch=ScriptWatch(run="/logs", on_hang="stop", hang_s=9),
+        python_path="/lib", script_watch=ScriptWatch(run="/logs", on_hang="stop", hang_s=9)
     )
     for remote in controller.remotes:
         shown = f"{remote.connection.words}{remote}{controller.job}"
@@ -158,12 +157,7 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
         assert all(remote.diagnosis is None for remote in hosts)
         for rank, remote in enumerate(hosts):
             hear(remote, "failed", rank=rank, at=float(rank), **failed)
-            diagnosis = {
-                **DIAGNOSIS,
-                "alarm": alarm,
-                "rank": 1,
-                "is_ranks_error": is_ranks_error,
-            }
+            diagnosis = {**DIAGNOSIS, "alarm": alarm, "rank": 1, "is_ranks_error": is_ranks_error}
             hear(remote, "diagnosis", **diagnosis, is_last=True)
         return controller
 
@@ -190,9 +184,7 @@ def test_the_hosts_are_told_which_one_is_silent_and_so_is_the_user(
         controller = make()
         a, b, c = await start(controller)
         controller.has_started = True
-        monkeypatch.setattr(
-            a.connection, "send", lambda frame: sent.append(frame["nodes"])
-        )
+        monkeypatch.setattr(a.connection, "send", lambda frame: sent.append(frame["nodes"]))
         watching = asyncio.create_task(controller.silence.watch())
         for silent_s in (0, 2, 11, 11, 0):
             now = time.monotonic()
@@ -226,9 +218,7 @@ def test_a_host_that_was_cut_off_repeats_nothing_and_is_named_when_another_ends_
         diagnosis = {**DIAGNOSIS, "action": "restart", "is_last": False}
         hear(a, "diagnosis", **diagnosis)
         await asyncio.sleep(0.05)
-        hear(
-            b, "diagnosis", **{**diagnosis, "sentence": "hang: rank 0 on a. Try: look"}
-        )
+        hear(b, "diagnosis", **{**diagnosis, "sentence": "hang: rank 0 on a. Try: look"})
         await asyncio.sleep(0.05)
         a.connection.heard_at = time.monotonic() - 5
         hear(c, "ended", code=1, last_lines=[])
@@ -237,15 +227,11 @@ def test_a_host_that_was_cut_off_repeats_nothing_and_is_named_when_another_ends_
 
     controller = asyncio.run(go())
     controller.screen.close()
-    assert screen_file.read_text().splitlines()[1:] == [
-        f"drumline: {DIAGNOSIS['sentence']}"
-    ]
+    assert screen_file.read_text().splitlines()[1:] == [f"drumline: {DIAGNOSIS['sentence']}"]
     assert controller.lost == "no heartbeat from a on this machine"
 
 
-def test_a_wrong_clock_does_not_change_who_was_first(
-    make: Make, screen_file: Path
-) -> None:
+def test_a_wrong_clock_does_not_change_who_was_first(make: Make, screen_file: Path) -> None:
     async def go() -> Controller:
         controller = make()
         a, b, _ = await start(controller)
@@ -272,9 +258,7 @@ def test_failures_before_a_restart_are_forgotten(make: Make, screen_file: Path) 
     async def go() -> Controller:
         controller = make()
         a, b, c = await start(controller)
-        hear(
-            b, "failed", rank=1, code=9, at=1.0, restarts_left=1, last_lines=[], start=0
-        )
+        hear(b, "failed", rank=1, code=9, at=1.0, restarts_left=1, last_lines=[], start=0)
         hear(b, "started", ranks=[1], world_size=3, start=1, restarts_left=0)
         for remote in (a, b, c):
             hear(remote, "ended", code=0, last_lines=[])
@@ -351,24 +335,11 @@ def test_a_job_that_may_have_fewer_nodes_continues_without_one(
     asyncio.run(lose_first())
 
 
-def test_a_host_that_is_shut_down_takes_its_own_part_alone(
-    make: Make, screen_file: Path
-) -> None:
+def test_a_host_that_is_shut_down_takes_its_own_part_alone(make: Make, screen_file: Path) -> None:
     async def shut_down() -> Controller:
-        controller = make(
-            min_nodes=2, program=Program(("train", "digits"), is_task=True)
-        )
+        controller = make(min_nodes=2, program=Program(("train", "digits"), is_task=True))
         a, b, c = await start(controller)
-        hear(
-            c,
-            "failed",
-            rank=2,
-            code=-15,
-            at=1.0,
-            restarts_left=3,
-            last_lines=[],
-            start=0,
-        )
+        hear(c, "failed", rank=2, code=-15, at=1.0, restarts_left=3, last_lines=[], start=0)
         hear(c, "ended", code=130, last_lines=[])
         assert controller.dropped == [c], "a signal ended that host's part alone"
         controller.interrupted(signal.SIGTERM)
@@ -378,10 +349,7 @@ def test_a_host_that_is_shut_down_takes_its_own_part_alone(
 
     code, lines = conclude(asyncio.run(shut_down()), screen_file)
     assert code == 75, "all that were left have saved"
-    assert (
-        "drumline: warning: the job was ended on c; the job continues with a, b"
-        in lines
-    )
+    assert "drumline: warning: the job was ended on c; the job continues with a, b" in lines
 
 
 @pytest.mark.parametrize(("rank_code", "ends_with"), [(75, 75), (-9, 1)])
@@ -416,9 +384,7 @@ def test_agents_that_are_ended_after_their_ranks_have_saved(
     assert (code, saved in lines) == (ends_with, ends_with == 75), lines
 
 
-def test_a_killed_agent_is_a_restart(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_agent_is_a_restart(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_module, "SETTLE_S", 0.01)
 
     async def go() -> Controller:
@@ -479,9 +445,7 @@ def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(
         a, b, c = await start(controller)
         # c is frozen: nothing is known of it yet
         for rank, remote in enumerate((a, b)):
-            hear(
-                remote, "started", ranks=[rank], world_size=2, start=1, restarts_left=0
-            )
+            hear(remote, "started", ranks=[rank], world_size=2, start=1, restarts_left=0)
         for remote in (a, b):
             hear(remote, "ended", code=0, last_lines=[])
         c.connection.ssh_code = 255
@@ -618,30 +582,19 @@ def test_a_job_is_not_over_while_a_host_is_tried_again(make: Make) -> None:
     asyncio.run(go())
 
 
-def test_a_host_that_others_do_not_know_by_its_name_has_the_address_of_ssh(
-    make: Make,
-) -> None:
+def test_a_host_that_others_do_not_know_by_its_name_has_the_address_of_ssh(make: Make) -> None:
     controller = make()
     a, b, c = controller.remotes
     for remote, address in ((a, "10.0.0.1"), (b, "fd00::2"), (c, "-oProxyCommand=x")):
-        content = {
-            "address": address,
-            "unknown_names": ["b", "c"] if remote is a else [],
-        }
+        content = {"address": address, "unknown_names": ["b", "c"] if remote is a else []}
         remote._remember({"kind": "hello", "protocol": PROTOCOL, **content})
     nodes = controller.job.placed(controller.hosts_with_addresses())
-    assert [node.address for node in nodes] == ["a", "fd00::2", "c"], (
-        "as no option for ssh"
-    )
+    assert [node.address for node in nodes] == ["a", "fd00::2", "c"], "as no option for ssh"
     assert nodes[1].peers == ("a", "b", "c"), "people know them by their names"
 
 
 def test_a_host_differs_by_its_line_in_the_hostfile(make: Make) -> None:
-    hosts = [
-        Host("a"),
-        Host("me@b", None, "", "/other/python", "/else where"),
-        Host("c"),
-    ]
+    hosts = [Host("a"), Host("me@b", None, "", "/other/python", "/else where"), Host("c")]
     controller = make(hosts=hosts)
     a, b, _ = (" ".join(remote.connection.words) for remote in controller.remotes)
     assert "--chdir=/code '/py thon' -m" in a

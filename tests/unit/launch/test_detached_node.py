@@ -74,13 +74,11 @@ def test_names_of_jobs(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["", "..", "a/b", "../x", "-a", "a b", "a;b", "a\n", "A", "é", "%h", "a" * 81],
+    "name", ["", "..", "a/b", "../x", "-a", "a b", "a;b", "a\n", "A", "é", "%h", "a" * 81]
 )
 def test_what_is_no_name_of_a_job(name: str) -> None:
     assert (
-        wrong_job_name(name)
-        == f"{name!r} is not a job's name (letters a to z, digits and dashes)"
+        wrong_job_name(name) == f"{name!r} is not a job's name (letters a to z, digits and dashes)"
     )
 
 
@@ -123,12 +121,8 @@ def test_a_machine_with_a_new_name_keeps_its_jobs(
     (tmp_path / "net/docker0/address").write_text("02:42:00:00:00:01\n")
     jobs = tmp_path / "jobs"
     addresses = job_folder.device_addresses()
-    assert addresses == ("02:00:00:00:00:01",), (
-        "a virtual device may have the same on each host"
-    )
-    before = make_folder(
-        tmp_path, machine="before", machine_id="1234", device_addresses=addresses
-    )
+    assert addresses == ("02:00:00:00:00:01",), "a virtual device may have the same on each host"
+    before = make_folder(tmp_path, machine="before", machine_id="1234", device_addresses=addresses)
     assert [folder.path for folder in folders_of(jobs)] == [before.path]
     # Machines that were copied from one image: one is in the job, the other is not.
     address.write_text("02:00:00:00:00:02\n")
@@ -142,12 +136,8 @@ def test_a_machine_with_a_new_name_keeps_its_jobs(
     file.write_text("5678\n")
     assert folders_of(jobs) == [], "another machine has its name"
     file.unlink()
-    assert [folder.path for folder in folders_of(jobs)] == [here.path], (
-        "then the name counts"
-    )
-    monkeypatch.setattr(
-        job_folder, "MACHINE_ID", Path("/proc/sys/kernel/random/boot_id")
-    )
+    assert [folder.path for folder in folders_of(jobs)] == [here.path], "then the name counts"
+    monkeypatch.setattr(job_folder, "MACHINE_ID", Path("/proc/sys/kernel/random/boot_id"))
     monkeypatch.setattr(os.path, "ismount", lambda _: True)
     assert job_folder.machine_id() == "", "an id of /run changes with each start"
 
@@ -165,12 +155,7 @@ def test_words_of_a_unit_are_read_as_they_are() -> None:
 
 
 def test_a_keeper_gets_the_environment_of_the_login_without_the_session() -> None:
-    environment = {
-        "PATH": "/bin",
-        "SSH_AUTH_SOCK": "x",
-        "XDG_SESSION_ID": "1",
-        "HOME": "/root",
-    }
+    environment = {"PATH": "/bin", "SSH_AUTH_SOCK": "x", "XDG_SESSION_ID": "1", "HOME": "/root"}
     assert units.lasting_variables(environment) == {"PATH": "/bin", "HOME": "/root"}
 
 
@@ -193,9 +178,7 @@ def test_what_is_missing_for_a_reboot_is_said(
 
     def reason() -> str:
         notice = units.start_keeper(job, grace_s=1.0)
-        begin = (
-            f"after a reboot of {socket.gethostname()} the job does not start again: "
-        )
+        begin = f"after a reboot of {socket.gethostname()} the job does not start again: "
         assert notice.startswith(begin)
         return notice.removeprefix(begin)
 
@@ -283,19 +266,13 @@ class Ended:
 
     def fail(self, code: int, *, restarts_left: int = 3, full_disk: str = "") -> None:
         self.attempt.send(
-            "failed",
-            rank=0,
-            code=code,
-            restarts_left=restarts_left,
-            full_disk=full_disk,
+            "failed", rank=0, code=code, restarts_left=restarts_left, full_disk=full_disk
         )
 
     def assert_ended(self, code: int) -> None:
         assert self.keeper.state.state == ENDED
         assert self.keeper.state.code == code
-        assert (
-            f'"code":{code}' in self.keeper.folder.frames.read_text().splitlines()[-1]
-        )
+        assert f'"code":{code}' in self.keeper.folder.frames.read_text().splitlines()[-1]
 
 
 def test_a_job_that_is_done_has_ended(tmp_path: Path) -> None:
@@ -324,10 +301,7 @@ def test_a_script_that_a_shutdown_ended_starts_again_only_as_a_restart(
     assert Keeper(job).run() == 1, "the system starts it again"
     assert Keeper(job).run() == 0
     assert job.state().state == ENDED
-    assert (
-        job.state().why
-        == "its keeper or this machine was restarted, and no restart is left"
-    )
+    assert job.state().why == "its keeper or this machine was restarted, and no restart is left"
 
 
 def test_a_rank_that_failed_for_good_ends_the_job(tmp_path: Path) -> None:
@@ -352,9 +326,7 @@ def test_lines_are_copied_as_objects_where_the_log_is_json(tmp_path: Path) -> No
     (tmp_path / "logs").mkdir()
     ended = Ended(tmp_path, -9, frame={**frame, "is_json": True})
     assert ended.attempt.has_room()
-    ended.attempt.send(
-        "lines", rank=1, stream="out", lines=["hello", '{"loss": 2, "host": "x"}']
-    )
+    ended.attempt.send("lines", rank=1, stream="out", lines=["hello", '{"loss": 2, "host": "x"}'])
     ended.keeper._say(f"warning: {ended.why_again()}")
     lines = (tmp_path / "logs/node-0.jsonl").read_text().splitlines()
     objects = list(map(json.loads, lines))
@@ -392,10 +364,7 @@ def test_a_hang_that_is_to_stop_the_job_stops_it(tmp_path: Path) -> None:
 
 def test_a_preemption_is_followed_by_another_attempt(tmp_path: Path) -> None:
     ended = Ended(tmp_path / "goes-on", 75)
-    assert (
-        ended.why_again()
-        == "preempted by a signal or a notice to a rank, and saved; resuming"
-    )
+    assert ended.why_again() == "preempted by a signal or a notice to a rank, and saved; resuming"
     assert ended.keeper.state.restarts_left == 3, "it is no restart"
     ended = Ended(tmp_path / "ends", 75, keep_going=False)
     assert ended.why_again() == ""
@@ -433,9 +402,7 @@ def test_a_job_that_is_stopped(
         ended.attempt.send("saved")
     assert ended.why_again() == ""
     ended.assert_ended(ends_with)
-    assert ended.keeper.folder.state().stops_with_save is save, (
-        "a reboot does not change it"
-    )
+    assert ended.keeper.folder.state().stops_with_save is save, "a reboot does not change it"
 
 
 def test_a_job_that_is_stopped_between_two_starts_has_not_saved(tmp_path: Path) -> None:
@@ -458,9 +425,7 @@ def test_without_its_folder_a_job_waits_and_ends(tmp_path: Path) -> None:
     assert Keeper(folder).run() == 0
     state = folder.state()
     assert (state.state, state.code) == (ENDED, ExitCode.PREFLIGHT_FAILED)
-    assert (
-        state.why == f"the folder {missing} cannot be used: No such file or directory"
-    )
+    assert state.why == f"the folder {missing} cannot be used: No such file or directory"
 
 
 def test_a_damaged_spec_is_refused(tmp_path: Path) -> None:
@@ -492,12 +457,7 @@ def test_a_job_that_is_being_launched_is_not_named_as_damaged(
 
 def test_a_keeper_that_cannot_start_says_why() -> None:
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "drumline.launch.detached.keeper",
-            "/nowhere/jobs/x/node-0",
-        ],
+        [sys.executable, "-m", "drumline.launch.detached.keeper", "/nowhere/jobs/x/node-0"],
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
         capture_output=True,
         text=True,
@@ -528,10 +488,7 @@ def test_an_agent_that_is_ended_while_it_exits_is_not_restarted(tmp_path: Path) 
 
 
 def test_a_word_of_a_unit_stays_on_its_line() -> None:
-    assert (
-        units.quoted(["/mine\nExecStartPre=/bin/false"])
-        == r'"/mine\nExecStartPre=/bin/false"'
-    )
+    assert units.quoted(["/mine\nExecStartPre=/bin/false"]) == r'"/mine\nExecStartPre=/bin/false"'
 
 
 def test_jobs_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
@@ -577,8 +534,7 @@ def test_a_damaged_job_is_followed_only_while_its_keeper_runs(
     request = {"name": "digits-1a2b3c"}
     sent: list[dict[str, Any]] = []
     out = SimpleNamespace(
-        send=lambda kind, **content: sent.append({"kind": kind, **content}),
-        has_room=lambda: True,
+        send=lambda kind, **content: sent.append({"kind": kind, **content}), has_room=lambda: True
     )
     link: Any = SimpleNamespace(out=out, is_alive=True, reads=0)
 

@@ -39,9 +39,7 @@ def problems_of(folder: Path, text: str) -> list[str]:
 def test_a_whole_file_is_read(tmp_path: Path) -> None:
     file = read_env_file(env_file(tmp_path, WHOLE))
     variables = file.variables
-    assert file.node == NodePlan(
-        num_nodes=2, node_rank=1, num_procs=4, endpoint="node-a:29500"
-    )
+    assert file.node == NodePlan(num_nodes=2, node_rank=1, num_procs=4, endpoint="node-a:29500")
     assert file.task_defaults("digits") == [
         ("--dist.train_timeout_s", "120"),
         ("--data.dir", "/data/with space"),
@@ -58,9 +56,7 @@ def test_what_may_be_empty_or_missing(tmp_path: Path) -> None:
     assert [value for _, value in file.task_defaults("digits")] == [None, None, None]
 
 
-def test_every_mistake_is_named_with_its_line_and_no_secret_is_shown(
-    tmp_path: Path,
-) -> None:
+def test_every_mistake_is_named_with_its_line_and_no_secret_is_shown(tmp_path: Path) -> None:
     text = """\
 NUMBER_OF_NODES=two
 NODE_RANKS=0
@@ -104,9 +100,7 @@ def test_a_node_rank_beyond_the_nodes(tmp_path: Path) -> None:
         ("node_rank", "NODE_RANK"),
     ],
 )
-def test_what_looks_like_a_typo_is_rejected(
-    tmp_path: Path, key: str, meant: str
-) -> None:
+def test_what_looks_like_a_typo_is_rejected(tmp_path: Path, key: str, meant: str) -> None:
     assert f"  - .env:13: {key} is not known; did you mean {meant!r}?" in problems_of(
         tmp_path, f"{WHOLE}{key}=1\n"
     )
@@ -117,9 +111,7 @@ def test_values_do_not_show_in_a_repr(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"none cannot be read: No such file"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"none cannot be read: No such file") as caught:
         read_env_file(tmp_path / "none")
     assert caught.value.next_step == "check the path of --env-file"
     (tmp_path / "binary").write_bytes(b"\xff")
@@ -134,7 +126,5 @@ def test_fewer_nodes_may_do(tmp_path: Path) -> None:
     node = read_env_file(file).node
     assert (node.min_nodes, node.num_nodes) == (2, 3)
     file.write_text(f"NUMBER_OF_NODES=2:\n{rest}")
-    with pytest.raises(
-        UsageError, match="NUMBER_OF_NODES is '2:'; give a number of nodes"
-    ):
+    with pytest.raises(UsageError, match="NUMBER_OF_NODES is '2:'; give a number of nodes"):
         read_env_file(file)

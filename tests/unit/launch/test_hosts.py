@@ -24,14 +24,8 @@ def test_hosts_may_have_slots_and_users() -> None:
 
 def test_a_hostfile_has_comments_bare_names_and_slots(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
-    file.write_text(
-        "# the rack\nnode-a slots=4\n\nnode-b   # bare\nme@node-c slots = 2\n"
-    )
-    assert hosts_from_file(file) == [
-        Host("node-a", 4),
-        Host("node-b"),
-        Host("me@node-c", 2),
-    ]
+    file.write_text("# the rack\nnode-a slots=4\n\nnode-b   # bare\nme@node-c slots = 2\n")
+    assert hosts_from_file(file) == [Host("node-a", 4), Host("node-b"), Host("me@node-c", 2)]
 
 
 def test_a_host_may_differ_from_the_others(tmp_path: Path) -> None:
@@ -81,13 +75,9 @@ def test_addresses_for_the_network_of_the_hosts() -> None:
         assert caught.value.next_step == "give one for each host, in order"
 
 
-def test_all_mistakes_of_a_hostfile_are_named_with_their_lines_in_order(
-    tmp_path: Path,
-) -> None:
+def test_all_mistakes_of_a_hostfile_are_named_with_their_lines_in_order(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
-    file.write_text(
-        "a\n-oProxyCommand=x\nb slots=none\nc d e\nA\nf;reboot\nb slots=0\n"
-    )
+    file.write_text("a\n-oProxyCommand=x\nb slots=none\nc d e\nA\nf;reboot\nb slots=0\n")
     with pytest.raises(UsageError) as caught:
         hosts_from_file(file)
     assert str(caught.value).splitlines() == [
@@ -129,9 +119,7 @@ def test_a_hostfile_that_is_missing_or_empty(tmp_path: Path) -> None:
     assert caught.value.next_step == "check the path of --hostfile"
     empty = tmp_path / "empty"
     empty.write_text("# nobody\n")
-    with pytest.raises(
-        UsageError, match="no host is in it; a line is `host` or `host slots=N`"
-    ):
+    with pytest.raises(UsageError, match="no host is in it; a line is `host` or `host slots=N`"):
         hosts_from_file(empty)
     empty.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="cannot be read: it is not text"):
@@ -145,15 +133,10 @@ def test_a_hostfile_that_is_missing_or_empty(tmp_path: Path) -> None:
         ("2:3", (2, 3)),
         ("2:", (2, None)),
         ("3:3", (3, 3)),
-        *(
-            (text, None)
-            for text in ("", ":", "0", "0:3", "4:3", "a", "1:2:3", "-1", ":3")
-        ),
+        *((text, None) for text in ("", ":", "0", "0:3", "4:3", "a", "1:2:3", "-1", ":3")),
     ],
 )
-def test_what_a_user_may_write(
-    text: str, counts: tuple[int | None, int | None] | None
-) -> None:
+def test_what_a_user_may_write(text: str, counts: tuple[int | None, int | None] | None) -> None:
     assert read_counts(text) == counts
     assert (wrong_counts(text) is None) == (counts is not None)
 
@@ -166,8 +149,5 @@ def test_the_least_of_a_known_number() -> None:
     for text in ("2:4", "2", "4:"):
         with pytest.raises(UsageError) as caught:
             least_nodes(text, 3, known_from="the list of hosts")
-        assert (
-            caught.value.what
-            == f"--nnodes is {text}, but there are 3 in the list of hosts"
-        )
+        assert caught.value.what == f"--nnodes is {text}, but there are 3 in the list of hosts"
         assert caught.value.next_step == "give `--nnodes MIN:`, with a MIN from 1 to 3"

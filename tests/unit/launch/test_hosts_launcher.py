@@ -40,8 +40,7 @@ def make_job(*names: str, max_restarts: int = 3, **changes: Any) -> HostsJob:
         nodes=nodes_of_hosts(
             hosts,
             29500,
-            [NodePlan(num_procs=2, max_restarts=max_restarts, job="first")]
-            * len(hosts),
+            [NodePlan(num_procs=2, max_restarts=max_restarts, job="first")] * len(hosts),
         ),
         program=Program(("train", "digits"), is_task=True),
         python="python",
@@ -105,9 +104,7 @@ def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replace
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller_module, "RETRY_S", 0.01)
-    job = make_job(
-        "a", "b", client=[str(tmp_path / "ssh")], spares=[Host("c"), Host("d")]
-    )
+    job = make_job("a", "b", client=[str(tmp_path / "ssh")], spares=[Host("c"), Host("d")])
     code, lines = go(
         tmp_path,
         job,
@@ -148,9 +145,7 @@ def test_a_lost_host_that_answers_again_joins_the_others(
         tmp_path,
         job,
         {
-            "a.0": hello()
-            + UNTIL.replace("CONDITION", "-e {folder}/joined")
-            + ENDS.format(code=0),
+            "a.0": hello() + UNTIL.replace("CONDITION", "-e {folder}/joined") + ENDS.format(code=0),
             "b.0": hello() + "exit 255",
             "b.1": REFUSED,
             "b.2": hello(1) + "touch {folder}/joined\n" + ENDS.format(code=0),
@@ -169,9 +164,7 @@ def test_a_lost_host_that_answers_again_joins_the_others(
         "what is left of its ranks is ended"
     )
     assert second["environment"]["DRUMLINE_RESTARTED"] == "1"
-    assert (first["first_start"], second["first_start"]) == (0, 1), (
-        "its logs have other names"
-    )
+    assert (first["first_start"], second["first_start"]) == (0, 1), "its logs have other names"
     assert len((tmp_path / "b.starts").read_text().splitlines()) == 2
 
 
@@ -245,14 +238,7 @@ def test_a_lost_host_is_a_restart_while_that_is_allowed_and_may_help(
         controller = Controller(make_job("a", "b"), screen)
         for rank, remote in enumerate(controller.remotes):
             hear(remote, "hello", host="x", protocol=PROTOCOL)
-            hear(
-                remote,
-                "started",
-                ranks=[rank],
-                world_size=2,
-                start=0,
-                restarts_left=left,
-            )
+            hear(remote, "started", ranks=[rank], world_size=2, start=0, restarts_left=left)
         if number:
             controller.interrupted(number)
         a, b = controller.remotes
@@ -267,13 +253,7 @@ def test_a_lost_host_is_a_restart_while_that_is_allowed_and_may_help(
 
 @pytest.mark.parametrize(
     ("max_restarts", "reached_step", "failed_with", "left"),
-    [
-        (3, 40, None, 0),
-        (3, 41, None, 3),
-        (0, 41, None, 0),
-        (3, 41, 2, 2),
-        (3, 41, 0, 0),
-    ],
+    [(3, 40, None, 0), (3, 41, None, 3), (0, 41, None, 0), (3, 41, 2, 2), (3, 41, 0, 0)],
     ids=[
         "the same step",
         "progress",
@@ -283,19 +263,13 @@ def test_a_lost_host_is_a_restart_while_that_is_allowed_and_may_help(
     ],
 )
 def test_a_lost_host_after_progress_leaves_all_restarts(
-    screen: Screen,
-    max_restarts: int,
-    reached_step: int,
-    failed_with: int | None,
-    left: int,
+    screen: Screen, max_restarts: int, reached_step: int, failed_with: int | None, left: int
 ) -> None:
     async def lose() -> Controller:
         controller = Controller(make_job("a", "b", max_restarts=max_restarts), screen)
         for rank, remote in enumerate(controller.remotes):
             hear(remote, "hello", host="x", protocol=PROTOCOL)
-            hear(
-                remote, "started", ranks=[rank], world_size=2, start=0, restarts_left=0
-            )
+            hear(remote, "started", ranks=[rank], world_size=2, start=0, restarts_left=0)
             hear(remote, "progress", reached_step=40, counted_step=40)
         a, b = controller.remotes
         hear(b, "progress", reached_step=reached_step, counted_step=40)
@@ -361,10 +335,7 @@ def test_a_launch_that_keeps_going_resumes_without_a_restart(
     assert ended_with == 0, lines
     assert f"drumline: {sentence}" in lines
     assert not any("restart 1" in line for line in lines)
-    specs = [
-        json.loads((tmp_path / f"{host}.specs").read_text().splitlines()[1])
-        for host in "ab"
-    ]
+    specs = [json.loads((tmp_path / f"{host}.specs").read_text().splitlines()[1]) for host in "ab"]
     assert [spec["full_disk"] for spec in specs] == [full_disk, ""], (
         "only the host whose disk was full waits"
     )
@@ -412,18 +383,12 @@ def test_a_signal_in_the_pause_between_two_attempts_ends_the_launch(
     code, lines = go(
         tmp_path,
         job,
-        {
-            "a.0": hello() + preempted,
-            "a.1": hello(1) + preempted,
-            "a.2": hello(2) + WAITS,
-        },
+        {"a.0": hello() + preempted, "a.1": hello(1) + preempted, "a.2": hello(2) + WAITS},
     )
     assert code == ends_with, lines
     assert lines[-2] == last
     assert not any("ending the ranks" in line for line in lines), "there are none"
-    assert len((tmp_path / "a.specs").read_text().splitlines()) == 2, (
-        "no third attempt began"
-    )
+    assert len((tmp_path / "a.specs").read_text().splitlines()) == 2, "no third attempt began"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -431,16 +396,11 @@ def test_a_signal_in_the_pause_between_two_attempts_ends_the_launch(
     "pause_s", [0.0, 3600.0], ids=["the host waits for space", "the launch pauses"]
 )
 def test_a_signal_while_a_disk_is_full_ends_the_launch(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,
-    pause_s: float,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, pause_s: float
 ) -> None:
     """A SIGTERM is a preemption: no rank runs, and the same command resumes."""
     monkeypatch.setattr(hosts_launcher, "next_pause_s", lambda *_: pause_s)
-    failed = FAILED.replace("CODE", "1").replace("DISK", "/mnt/run") + ENDS.format(
-        code=1
-    )
+    failed = FAILED.replace("CODE", "1").replace("DISK", "/mnt/run") + ENDS.format(code=1)
     screen_file = tmp_path / "said"
     specs = tmp_path / "a.specs"
     num_specs = 3 if pause_s == 0 else 2
@@ -458,18 +418,14 @@ def test_a_signal_while_a_disk_is_full_ends_the_launch(
     threading.Thread(target=interrupt, daemon=True).start()
     job = make_job("a", client=[str(tmp_path / "ssh")], keep_going=True)
     code, lines = go(
-        tmp_path,
-        job,
-        {"a.0": hello() + failed, "a.1": hello(1) + failed, "a.2": NO_SPACE},
+        tmp_path, job, {"a.0": hello() + failed, "a.1": hello(1) + failed, "a.2": NO_SPACE}
     )
     if number == signal.SIGTERM:
         assert code == 75, lines
         assert lines[-2] == f"drumline: {STOPPED_BETWEEN}"
     else:
         assert code == 130, lines
-        assert lines[-2].startswith(
-            "drumline: interrupted; rerun the same command to resume"
-        )
+        assert lines[-2].startswith("drumline: interrupted; rerun the same command to resume")
 
 
 def test_the_next_attempt_has_a_name_and_a_secret_of_its_own() -> None:
@@ -499,8 +455,7 @@ def test_the_next_attempt_has_a_name_and_a_secret_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grace_s", "waits_s", "reconnect_s"),
-    [(0, 51.5, 71.5), (15, 63.5, 83.5), (50, 98.5, 118.5)],
+    ("grace_s", "waits_s", "reconnect_s"), [(0, 51.5, 71.5), (15, 63.5, 83.5), (50, 98.5, 118.5)]
 )
 def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
     screen: Screen, grace_s: float, waits_s: float, reconnect_s: float
@@ -553,9 +508,7 @@ def ask_ten_times(controller: Controller) -> str:
     search.notice.begin -= 10
     for _ in range(10):
         remote = controller._remote(0, host)
-        option = next(
-            word for word in remote.connection.words if "ConnectTimeout=" in word
-        )
+        option = next(word for word in remote.connection.words if "ConnectTimeout=" in word)
         assert option == "-oConnectTimeout=5"
         remote.connection.ssh_code = 255
         following = controller.reconnect.next_host(remote, search)
@@ -574,7 +527,5 @@ def test_a_host_that_only_receives_is_asked_to_end_at_once(
     job = make_job("a", client=[str(tmp_path / "ssh")], max_restarts=0)
     code, lines = go(tmp_path, job, {"a.0": hello(0, 0) + "cat >> {folder}/heard"})
     assert code == 1
-    assert (
-        "drumline: error: the connection to a was lost: no heartbeat for 0.3 s" in lines
-    )
+    assert "drumline: error: the connection to a was lost: no heartbeat for 0.3 s" in lines
     assert '{"kind":"end","grace_s":0}' in (tmp_path / "heard").read_text().splitlines()

@@ -28,9 +28,7 @@ yaml = pytest.importorskip("yaml", reason=WHY)
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason=WHY)
 
 SCRIPT = Program(("train.py", "--note", "a: 'b' #c\n$(HOME) \u00e9\u2028\U0001f941"))
-TASK = Program(
-    ("train", "digits", "--run", "/runs/digits"), is_task=True, run="/runs/digits"
-)
+TASK = Program(("train", "digits", "--run", "/runs/digits"), is_task=True, run="/runs/digits")
 FORMS: tuple[Api, ...] = get_args(Api)
 VERSIONS = ("1.29", "1.37")
 
@@ -75,14 +73,7 @@ def validate(described: dict[str, Any]) -> None:
 
 def validate_pod(template: dict[str, Any]) -> None:
     metadata = {"name": "x", **template["metadata"]}
-    validate(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": metadata,
-            "spec": template["spec"],
-        }
-    )
+    validate({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
 
 
 def after(words: list[str], flag: str) -> str:
@@ -90,12 +81,7 @@ def after(words: list[str], flag: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        EVERYTHING,
-        {"num_gpus": 0, "claims": {}, "num_nodes": 1, "namespace": "team"},
-    ],
+    "changes", [{}, EVERYTHING, {"num_gpus": 0, "claims": {}, "num_nodes": 1, "namespace": "team"}]
 )
 def test_the_plain_job_and_its_service_are_valid(changes: dict[str, Any]) -> None:
     service, job = objects("job", **changes)
@@ -117,34 +103,22 @@ def test_the_schemas_do_catch_a_wrong_field() -> None:
 def test_the_rendezvous_of_the_plain_job_is_at_its_first_pod() -> None:
     service, job = objects("job")
     spec = job["spec"]
-    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == (
-        "Indexed",
-        2,
-        2,
-    )
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
     pod = spec["template"]["spec"]
     assert pod["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"]
-    assert (
-        service["spec"]["selector"].items()
-        <= spec["template"]["metadata"]["labels"].items()
-    )
+    assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
     container = pod["containers"][0]
     variables = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert variables["MASTER_ADDR"] == "digits-0.digits"
     assert variables["MASTER_PORT"] == str(service["spec"]["ports"][0]["port"])
     assert variables["OUTPUT_DIR"] == "/runs/digits"
-    assert (
-        after(container["command"], "--rdzv-endpoint")
-        == "$(MASTER_ADDR):$(MASTER_PORT)"
-    )
+    assert after(container["command"], "--rdzv-endpoint") == "$(MASTER_ADDR):$(MASTER_PORT)"
 
 
 @pytest.mark.parametrize("api", ["job", "jobset", "trainjob"])
-def test_disruptions_and_saves_are_no_failures_and_wrong_settings_end_the_job(
-    api: Api,
-) -> None:
+def test_disruptions_and_saves_are_no_failures_and_wrong_settings_end_the_job(api: Api) -> None:
     (spec,) = (spec for spec in _mappings(objects(api)) if "podFailurePolicy" in spec)
     disruption, saved, usage = spec["podFailurePolicy"]["rules"]
     condition = {"type": "DisruptionTarget", "status": "True"}
@@ -153,9 +127,7 @@ def test_disruptions_and_saves_are_no_failures_and_wrong_settings_end_the_job(
     assert (usage["action"], usage["onExitCodes"]["values"]) == ("FailJob", [2])
     # Kubernetes refuses a policy of failures with any other.
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
-    assert spec["backoffLimit"] == (6 if api == "job" else 0), (
-        "a JobSet starts all pods again"
-    )
+    assert spec["backoffLimit"] == (6 if api == "job" else 0), "a JobSet starts all pods again"
 
 
 @pytest.mark.parametrize("api", FORMS)
@@ -166,9 +138,7 @@ def test_a_pod_is_confined_and_has_requests_limits_and_time_to_save(api: Api) ->
         validate_pod(template)
         pod = template["spec"]
         (container,) = pod["containers"]
-        user = {
-            name: pod["securityContext"][name] for name in ("runAsNonRoot", "runAsUser")
-        }
+        user = {name: pod["securityContext"][name] for name in ("runAsNonRoot", "runAsUser")}
         assert user == {"runAsNonRoot": True, "runAsUser": 1000}
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert container["securityContext"] == {
@@ -190,9 +160,7 @@ def test_a_pod_is_confined_and_has_requests_limits_and_time_to_save(api: Api) ->
             {"key": "nvidia.com/gpu", "operator": "Exists"},
             {"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"},
         ]
-        mounts = {
-            mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]
-        }
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
         volumes = {volume.pop("name"): volume for volume in pod["volumes"]}
         sources = {path: volumes[name] for path, name in mounts.items()}
         assert sources == {
@@ -217,12 +185,8 @@ def test_without_rdma_no_capability_and_without_a_volume_no_readiness(api: Api) 
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["resources"]["limits"] == {"cpu": "16", "memory": "64Gi"}
     assert "readinessProbe" not in container, "the other pods do not see the status"
-    runs = [
-        volume for volume in template["spec"]["volumes"] if volume["name"] == "runs"
-    ]
-    assert runs == [{"name": "runs", "emptyDir": {}}], (
-        "the root file system is read-only"
-    )
+    runs = [volume for volume in template["spec"]["volumes"] if volume["name"] == "runs"]
+    assert runs == [{"name": "runs", "emptyDir": {}}], "the root file system is read-only"
 
 
 def test_a_single_rank_has_no_watchdog_that_could_tell_whether_it_is_ready() -> None:
@@ -252,16 +216,13 @@ def test_pods_of_several_nodes_read_the_secret_of_the_job_which_is_not_in_the_ma
 ) -> None:
     text = manifest_text(manifest(program=TASK, namespace="team"), api)
     assert (
-        "create secret generic digits-secret --namespace team --from-file=secret=/dev/stdin"
-        in text
+        "create secret generic digits-secret --namespace team --from-file=secret=/dev/stdin" in text
     )
     # Not optional: without the secret no pod starts, and nothing runs unsealed.
     reference = {"name": "digits-secret", "key": "secret"}
     entry = {"name": "DRUMLINE_SECRET", "valueFrom": {"secretKeyRef": reference}}
     mappings = _mappings(list(yaml.safe_load_all(text)))
-    entries = [
-        mapping for mapping in mappings if mapping.get("name") == "DRUMLINE_SECRET"
-    ]
+    entries = [mapping for mapping in mappings if mapping.get("name") == "DRUMLINE_SECRET"]
     assert entries
     assert all(loaded_entry == entry for loaded_entry in entries)
     alone = manifest_text(manifest(program=TASK, num_nodes=1), api)
@@ -274,11 +235,7 @@ def _mappings(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict):
         yield value
     for inner in (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list)
-        else ()
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     ):
         yield from _mappings(inner)
 
@@ -325,22 +282,14 @@ def test_the_train_job_names_its_runtime() -> None:
     (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     # By this label and name the trainer knows the pods that train.
     labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    assert (replicated["name"], replicated["template"]["metadata"]["labels"]) == (
-        "node",
-        labels,
-    )
+    assert (replicated["name"], replicated["template"]["metadata"]["labels"]) == ("node", labels)
     (container,) = next(pods_of(runtime))["spec"]["containers"]
     assert container["name"] == "node"
-    assert (
-        after(container["command"], "--master")
-        == "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"
-    )
+    assert after(container["command"], "--master") == "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"
     assert after(container["command"], "--node-rank") == "$(PET_NODE_RANK)"
     assert container["args"] == ["--", *TASK.words[1:]]
     # The trainer sets these itself and refuses a job that does.
-    assert not [
-        entry["name"] for entry in container["env"] if entry["name"].startswith("PET_")
-    ]
+    assert not [entry["name"] for entry in container["env"] if entry["name"].startswith("PET_")]
 
 
 @pytest.mark.parametrize("num_nodes", [1, 3])
@@ -362,12 +311,7 @@ def test_the_pytorch_job_has_one_master_and_the_rest_workers(num_nodes: int) -> 
         assert after(container["command"], "--rdzv-conf") == is_host
     # kubeflow-training has these models; the rest of what it needs is not installed here.
     run_policy = {
-        *(
-            "cleanPodPolicy",
-            "ttlSecondsAfterFinished",
-            "activeDeadlineSeconds",
-            "backoffLimit",
-        ),
+        *("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"),
         *("schedulingPolicy", "suspend", "managedBy"),
     }
     assert job["spec"]["runPolicy"].keys() <= run_policy
@@ -428,7 +372,5 @@ def test_what_a_launch_sets_in_a_pod_cannot_be_set_by_others() -> None:
     names = set[str]()
     for api in FORMS:
         for template in pods_of(objects(api, program=TASK)):
-            names |= {
-                entry["name"] for entry in template["spec"]["containers"][0]["env"]
-            }
+            names |= {entry["name"] for entry in template["spec"]["containers"][0]["env"]}
     assert {name for name in names if not RESERVED.fullmatch(name)} == {"HOME", "USER"}

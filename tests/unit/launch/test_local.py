@@ -26,9 +26,7 @@ def test_a_task_reports_its_failure_itself_unless_a_signal_ended_it(
 ) -> None:
     assert exit_code_of(3, is_task=True) == ExitCode.PREFLIGHT_FAILED
     assert (
-        exit_code_of(99, is_task=True)
-        == exit_code_of(-9, is_task=True)
-        == ExitCode.TRAINING_FAILED
+        exit_code_of(99, is_task=True) == exit_code_of(-9, is_task=True) == ExitCode.TRAINING_FAILED
     )
     task = Program(("train", "digits"), is_task=True)
     report_failure(0, 3, task, None, tmp_path)

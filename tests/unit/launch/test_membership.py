@@ -21,12 +21,8 @@ def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEARTBEAT_S", 0.05)
 
 
-def membership_of(
-    store: dist.Store, rank: int, *, peers: tuple[str, ...] = ()
-) -> Membership:
-    return Membership(
-        store, NodePlan(num_nodes=3, node_rank=rank, endpoint="a:1", peers=peers)
-    )
+def membership_of(store: dist.Store, rank: int, *, peers: tuple[str, ...] = ()) -> Membership:
+    return Membership(store, NodePlan(num_nodes=3, node_rank=rank, endpoint="a:1", peers=peers))
 
 
 def test_nodes_see_each_other_and_a_lost_one_is_missing() -> None:
@@ -60,10 +56,7 @@ def test_a_place_that_is_taken_is_refused_and_one_that_was_left_is_not() -> None
     assert caught.value.what == (
         f"NODE_RANK 1 is taken: the launcher of node 1 runs on {first.heartbeat.host}"
     )
-    assert (
-        caught.value.next_step
-        == "give each machine a NODE_RANK of its own, from 0 to 2"
-    )
+    assert caught.value.next_step == "give each machine a NODE_RANK of its own, from 0 to 2"
     first.leave()
     second.join()
     first.set_state(RUNNING)
@@ -86,9 +79,7 @@ def test_a_node_that_joins_the_rendezvous_of_another_job_is_refused() -> None:
         PreflightError,
         match="the number of nodes differs: 3 on node 0, 4 on node 3; or another job uses a:1",
     ):
-        Membership(
-            store, NodePlan(num_nodes=4, node_rank=3, endpoint="a:1")
-        ).check_job()
+        Membership(store, NodePlan(num_nodes=4, node_rank=3, endpoint="a:1")).check_job()
     empty = dist.HashStore()
     empty.set_timeout(timedelta(milliseconds=10))
     with pytest.raises(PreflightError, match="what listens at a:1 is not the launcher"):
@@ -98,9 +89,7 @@ def test_a_node_that_joins_the_rendezvous_of_another_job_is_refused() -> None:
 def test_a_node_of_another_version_is_refused() -> None:
     store = dist.HashStore()
     # As a version without this number writes it.
-    store.set(
-        "drumline/membership/job", json.dumps({"job": "", "num_nodes": 3, "nonce": "x"})
-    )
+    store.set("drumline/membership/job", json.dumps({"job": "", "num_nodes": 3, "nonce": "x"}))
     with pytest.raises(PreflightError) as caught:
         membership_of(store, 1).check_job()
     assert str(caught.value) == (
@@ -123,9 +112,7 @@ def test_a_node_is_named_as_the_user_knows_it_else_as_it_called_itself() -> None
     assert named.names([1, 2]) == "node 1 (b), node 2 (c)"
 
 
-def test_a_waiting_rank_reports_for_which_it_waits(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_waiting_rank_reports_for_which_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
     membership = membership_of(dist.HashStore(), 0, peers=("a", "b", "c"))
     membership._report_missing(waiting := WaitNotice(first_s=0))
     membership._report_missing(waiting)

@@ -27,9 +27,7 @@ def line(node: NodePlan, program: Program) -> str:
 
 
 def test_one_machine_needs_no_fixed_port() -> None:
-    assert line(
-        NodePlan(num_procs=2, max_restarts=3), Program(("my train.py", "--run", "x"))
-    ) == (
+    assert line(NodePlan(num_procs=2, max_restarts=3), Program(("my train.py", "--run", "x"))) == (
         "torchrun --nnodes 1 --nproc-per-node 2 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 "
         "--local-addr 127.0.0.1 -- 'my train.py' --run x"
     )
@@ -47,9 +45,7 @@ def test_the_rendezvous_is_at_the_first_host_by_the_name_it_was_given() -> None:
         "--rdzv-backend c10d --rdzv-endpoint a:29500 --rdzv-id drumline --rdzv-conf is_host=false --local-addr b "
         "-m -- drumline train digits --train.epochs 1",
     ]
-    assert [
-        node.num_procs for node in nodes_of_hosts(hosts, 1, [NodePlan(num_procs=2)] * 2)
-    ] == [
+    assert [node.num_procs for node in nodes_of_hosts(hosts, 1, [NodePlan(num_procs=2)] * 2)] == [
         4,
         2,
     ]
@@ -80,8 +76,7 @@ def test_the_others_reach_the_first_node_at_the_endpoint() -> None:
 
 def test_values_of_the_file_become_flags_of_a_task_unless_the_user_set_them() -> None:
     defaults = replace(
-        FILE,
-        variables={**FILE.variables, "DATASET_DIR": "/data", "OUTPUT_DIR": "/runs"},
+        FILE, variables={**FILE.variables, "DATASET_DIR": "/data", "OUTPUT_DIR": "/runs"}
     ).task_defaults("digits")
     assert task_program("digits", [], *defaults).words == (
         *(
@@ -124,9 +119,7 @@ def test_resuming_is_the_same_command_without_fresh(
     assert resume_command(words, procs=procs) == f"drumline train {resumes}"
 
 
-def test_after_an_interrupt_the_same_command_resumes_only_what_was_saved(
-    tmp_path: Path,
-) -> None:
+def test_after_an_interrupt_the_same_command_resumes_only_what_was_saved(tmp_path: Path) -> None:
     assert interrupted(None, ["digits"]) == (
         "interrupted; rerun the same command to resume from the newest checkpoint, if one was saved"
     )
@@ -153,8 +146,6 @@ def test_after_an_interrupt_the_same_command_resumes_only_what_was_saved(
         ("--log.trace digits", "--log.trace"),
     ],
 )
-def test_on_two_nodes_the_launcher_has_its_flags_before_the_task(
-    words: str, rest: str
-) -> None:
+def test_on_two_nodes_the_launcher_has_its_flags_before_the_task(words: str, rest: str) -> None:
     command = two_node_command("digits", words.split(), procs=4)
     assert command == f"drumline launch --hosts HOST_A,HOST_B --procs 4 digits {rest}"

@@ -14,13 +14,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-from drumline.base.errors import (
-    DrumlineError,
-    ExitCode,
-    HangError,
-    PreflightError,
-    TrainingError,
-)
+from drumline.base.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
 from drumline.launch.node import membership as membership_module
 from drumline.launch.node import node_rendezvous
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
@@ -48,9 +42,7 @@ def node_of(rank: int, num_nodes: int, peers: tuple[str, ...] = ()) -> NodePlan:
     return NodePlan(num_nodes=num_nodes, node_rank=rank, endpoint="a:1", peers=peers)
 
 
-def handler(
-    store: dist.Store, node: NodePlan, secret: str | None = None
-) -> NodeRendezvous:
+def handler(store: dist.Store, node: NodePlan, secret: str | None = None) -> NodeRendezvous:
     membership = Membership(store, node, secret)
     return NodeRendezvous(store, node, "127.0.0.1", membership)
 
@@ -129,7 +121,9 @@ def test_fewer_nodes_keep_their_order_without_a_gap_and_name_the_missing(
         nodes.append(handler(store, replace(plan, min_nodes=2, last_call_s=0)))
         nodes[-1].membership.join()
     assert [info.rank for info in join_all(nodes)] == [1, 0]
-    warning = "drumline: warning: training continues on 2 of 4 nodes, without node 1 (b), node 2 (c)\n"
+    warning = (
+        "drumline: warning: training continues on 2 of 4 nodes, without node 1 (b), node 2 (c)\n"
+    )
     assert capfd.readouterr().err == 2 * warning
     nodes[0].warn_of_missing_nodes()
     assert capfd.readouterr().err == (
@@ -143,9 +137,7 @@ def test_a_node_that_lives_is_waited_for_beyond_the_last_call(
     monkeypatch.setattr(node_rendezvous, "LATE_S", 0.8)
     store = dist.HashStore()
     for rank in range(2):
-        nodes.append(
-            handler(store, replace(node_of(rank, 2), min_nodes=1, last_call_s=0))
-        )
+        nodes.append(handler(store, replace(node_of(rank, 2), min_nodes=1, last_call_s=0)))
         nodes[-1].membership.join()
     nodes[1].membership.set_state(RUNNING)
     begun = time.monotonic()
@@ -160,16 +152,13 @@ def test_nodes_join_again_when_one_is_lost_before_the_ports_are_checked(
 ) -> None:
     store = dist.HashStore()
     plans = [
-        replace(node_of(rank, 2), min_nodes=1, last_call_s=0, lost_after_s=1)
-        for rank in range(2)
+        replace(node_of(rank, 2), min_nodes=1, last_call_s=0, lost_after_s=1) for rank in range(2)
     ]
     nodes += [handler(store, plan) for plan in plans]
     for rendezvous in nodes:
         rendezvous.membership.join()
     # It joins the round, and then it is killed.
-    nodes[1].membership.join_round(
-        nodes[1]._card({"probe_port": 0, "probe_token": ""}, None)
-    )
+    nodes[1].membership.join_round(nodes[1]._card({"probe_port": 0, "probe_token": ""}, None))
     nodes[1].membership.read()
     nodes[0].membership.read()
     nodes[1].leave()
@@ -231,13 +220,9 @@ def test_cards_of_a_dismissed_round_are_not_on_the_next_list(
     assert len(rounds) == 2
 
 
-def test_the_join_timeout_is_for_all_rounds_together(
-    nodes: list[NodeRendezvous],
-) -> None:
+def test_the_join_timeout_is_for_all_rounds_together(nodes: list[NodeRendezvous]) -> None:
     store = dist.HashStore()
-    plans = [
-        replace(node_of(rank, 2), join_timeout_s=1, lost_after_s=1) for rank in range(2)
-    ]
+    plans = [replace(node_of(rank, 2), join_timeout_s=1, lost_after_s=1) for rank in range(2)]
     nodes += [handler(store, plan) for plan in plans]
     first, renewing = nodes
     for node in nodes:
@@ -258,9 +243,7 @@ def joined_by_hand(nodes: list[NodeRendezvous]) -> tuple[Round, SealedStore]:
     for node in nodes:
         node.membership.join()
     cards = {node.node.node_rank: renew_card(node) for node in nodes}
-    return Round("a round", cards, None), SealedStore(
-        nodes[0].store, None, "drumline/round/a"
-    )
+    return Round("a round", cards, None), SealedStore(nodes[0].store, None, "drumline/round/a")
 
 
 def test_all_nodes_report_a_closed_data_port(nodes: list[NodeRendezvous]) -> None:
@@ -275,20 +258,14 @@ def test_all_nodes_report_a_closed_data_port(nodes: list[NodeRendezvous]) -> Non
         time.sleep(2.5)
         assert not leading.done(), "it waits until the others have read it"
         for node in nodes[1:]:
-            with pytest.raises(
-                PreflightError, match="a takes data on the wrong network, 127"
-            ):
+            with pytest.raises(PreflightError, match="a takes data on the wrong network, 127"):
                 node._check_data_ports(store, joined)
             node.shutdown()
-        with pytest.raises(
-            PreflightError, match="a takes data on the wrong network, 127"
-        ):
+        with pytest.raises(PreflightError, match="a takes data on the wrong network, 127"):
             leading.result()
 
 
-def test_a_decision_is_waited_for_beyond_a_short_join_timeout(
-    nodes: list[NodeRendezvous],
-) -> None:
+def test_a_decision_is_waited_for_beyond_a_short_join_timeout(nodes: list[NodeRendezvous]) -> None:
     shared = dist.HashStore()
     plans = [replace(node_of(rank, 2), join_timeout_s=0) for rank in range(2)]
     nodes += [handler(shared, plan) for plan in plans]
@@ -304,18 +281,14 @@ def test_a_job_that_ends_before_the_ports_are_checked_is_over_for_the_first_node
     nodes: list[NodeRendezvous],
 ) -> None:
     shared = dist.HashStore()
-    nodes += [
-        handler(shared, replace(node_of(rank, 2), lost_after_s=10)) for rank in range(2)
-    ]
+    nodes += [handler(shared, replace(node_of(rank, 2), lost_after_s=10)) for rank in range(2)]
     for node in nodes:
         node.membership.join()
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(nodes[0].next_rendezvous)
         wait_until_listed(nodes[1], renew_card(nodes[1]))
         nodes[1].shutdown()
-        with pytest.raises(
-            PreflightError, match="another node ended it; node 0 cannot join it"
-        ):
+        with pytest.raises(PreflightError, match="another node ended it; node 0 cannot join it"):
             joining.result(timeout=10)
 
 
@@ -344,9 +317,7 @@ def test_a_launcher_that_was_replaced_does_not_end_the_job_of_the_other(
     replaced.membership.join()
     replaced.leave()
     later.membership.join()
-    with pytest.raises(
-        PreflightError, match="another launcher has taken NODE_RANK 1 from this"
-    ):
+    with pytest.raises(PreflightError, match="another launcher has taken NODE_RANK 1 from this"):
         replaced.next_rendezvous()
     replaced.publish_failure("rank 0 failed", ExitCode.TRAINING_FAILED)
     replaced.shutdown()
@@ -367,9 +338,7 @@ def test_a_job_that_is_over_is_reported_also_when_its_store_has_closed(
         raise dist.DistNetworkError
 
     monkeypatch.setattr(nodes[0].membership, "failure", lose_store)
-    with pytest.raises(
-        PreflightError, match="the job is over, or another node ended it"
-    ):
+    with pytest.raises(PreflightError, match="the job is over, or another node ended it"):
         nodes[0].next_rendezvous()
 
 
@@ -393,20 +362,14 @@ def test_a_node_that_is_lost_is_a_reason_to_start_again(
         time.sleep(0.05)
     assert (here.num_nodes_waiting(), here.restart_reason) == (1, "node 2 (c) is lost")
     assert here.has_lost_node
-    nodes[1].membership.join_round(
-        nodes[1]._card({"probe_port": 0, "probe_token": ""}, None)
-    )
+    nodes[1].membership.join_round(nodes[1]._card({"probe_port": 0, "probe_token": ""}, None))
     assert here.is_node_waiting()
     monkeypatch.setattr(NodePlan, "silence_s", 1)
     here.node = replace(here.node, min_nodes=None)
-    with pytest.raises(
-        TrainingError, match=r"node 2 \(c\) is lost, and no restart is left"
-    ):
+    with pytest.raises(TrainingError, match=r"node 2 \(c\) is lost, and no restart is left"):
         here.num_nodes_waiting()
     here.membership.was_replaced = True
-    with pytest.raises(
-        TrainingError, match="another launcher has taken NODE_RANK 0 from this one"
-    ):
+    with pytest.raises(TrainingError, match="another launcher has taken NODE_RANK 0 from this one"):
         here._raise_if_over()
     here.membership.publish_failure("hang: rank 3 stands. Try: look", ExitCode.HANG)
     with pytest.raises(
@@ -438,12 +401,8 @@ def test_ranks_have_time_to_fail_before_the_lost_first_node_ends_their_launcher(
         here.num_nodes_waiting()
 
 
-@pytest.mark.parametrize(
-    ("members", "kind"), [([], PreflightError), ([0], TrainingError)]
-)
-def test_a_lost_first_node_is_named(
-    members: list[int], kind: type[DrumlineError]
-) -> None:
+@pytest.mark.parametrize(("members", "kind"), [([], PreflightError), ([0], TrainingError)])
+def test_a_lost_first_node_is_named(members: list[int], kind: type[DrumlineError]) -> None:
     rendezvous = handler(dist.HashStore(), node_of(0, 2, ("a", "b")))
     rendezvous.round = round_of(*members) if members else None
     with pytest.raises(DrumlineError) as caught, rendezvous.explained():
@@ -491,28 +450,18 @@ def test_a_node_whose_ranks_are_done_joins_again_when_another_restarts(
     assert here.num_nodes_waiting() == 0, "it has not begun to run in this round"
     first.membership.join_round(first._card({"probe_port": 0, "probe_token": ""}, None))
     assert here.are_others_running()
-    assert (here.num_nodes_waiting(), here.restart_reason) == (
-        1,
-        "node 0 (a) restarted",
-    )
+    assert (here.num_nodes_waiting(), here.restart_reason) == (1, "node 0 (a) restarted")
     first.membership.set_state(DONE)
     assert not here.are_others_running(), "all are done"
 
 
-def test_a_node_that_joins_when_the_job_is_over_is_refused(
-    nodes: list[NodeRendezvous],
-) -> None:
+def test_a_node_that_joins_when_the_job_is_over_is_refused(nodes: list[NodeRendezvous]) -> None:
     nodes.append(handler(dist.HashStore(), node_of(1, 2)))
     nodes[0].membership.join()
     nodes[0].set_closed()
     with pytest.raises(PreflightError) as early:
         nodes[0].next_rendezvous()
-    assert (
-        early.value.what
-        == "the job is over, or another node ended it; node 1 cannot join it"
-    )
+    assert early.value.what == "the job is over, or another node ended it; node 1 cannot join it"
     nodes[0].round = round_of(0, 1)
-    with pytest.raises(
-        TrainingError, match="another node ended it; node 1 cannot join it"
-    ):
+    with pytest.raises(TrainingError, match="another node ended it; node 1 cannot join it"):
         nodes[0].next_rendezvous()

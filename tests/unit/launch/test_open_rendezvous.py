@@ -45,9 +45,7 @@ def test_a_first_node_that_never_joins_is_named_by_its_address(
     )
 
 
-def test_a_rendezvous_port_without_an_answer_between_hosts_that_are_up_is_closed() -> (
-    None
-):
+def test_a_rendezvous_port_without_an_answer_between_hosts_that_are_up_is_closed() -> None:
     # A queue that is full drops what comes, as a firewall does.
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
@@ -65,8 +63,7 @@ def test_a_rendezvous_port_without_an_answer_between_hosts_that_are_up_is_closed
             f"firewall does it)\n  try: open TCP {port} on a to the job's hosts"
         )
         with pytest.raises(
-            PreflightError,
-            match=r"within 0.2 s: no answer \(a firewall drops the packets, or",
+            PreflightError, match=r"within 0.2 s: no answer \(a firewall drops the packets, or"
         ):
             wait_for_first_node(f"127.0.0.1:{port}", timeout_s=0.2)
 
@@ -77,9 +74,7 @@ def test_between_hosts_that_are_up_a_refused_port_and_an_unknown_name_end_the_wa
     port = free_port()
     for limits in LIMITS:
         with pytest.raises(PreflightError) as caught:
-            wait_for_first_node(
-                f"127.0.0.1:{port}", timeout_s=60, hosts=("b", "a"), limits=limits
-            )
+            wait_for_first_node(f"127.0.0.1:{port}", timeout_s=60, hosts=("b", "a"), limits=limits)
         assert str(caught.value) == (
             f"the rendezvous port {port} is closed from b to a (refused, though a process listens there: a firewall "
             f"rejects it)\n  try: open TCP {port} on a to the job's hosts"
@@ -108,13 +103,9 @@ def test_every_attempt_has_a_store_of_its_own_on_the_loopback() -> None:
     assert listening_addresses(_port(first)) == {"127.0.0.1"}
     second = handler.next_rendezvous()
     assert not second.store.check(["address"])
-    client = dist.TCPStore(
-        "127.0.0.1", _port(second), is_master=False, wait_for_workers=False
-    )
+    client = dist.TCPStore("127.0.0.1", _port(second), is_master=False, wait_for_workers=False)
     client.set("word", "heard")
-    peer = dist.TCPStore(
-        "127.0.0.1", _port(second), is_master=False, wait_for_workers=False
-    )
+    peer = dist.TCPStore("127.0.0.1", _port(second), is_master=False, wait_for_workers=False)
     assert peer.get("word") == b"heard"
     assert (second.rank, second.world_size) == (0, 1)
     assert (handler.num_nodes_waiting(), handler.is_closed(), handler.shutdown()) == (
@@ -130,7 +121,4 @@ def _port(info: RendezvousInfo) -> int:
 
 def test_one_machine_calls_itself_by_the_loopback() -> None:
     assert address_of(NodePlan()) == "127.0.0.1"
-    assert (
-        address_of(NodePlan(num_nodes=2, endpoint="127.0.0.1:1", address="node-a"))
-        == "node-a"
-    )
+    assert address_of(NodePlan(num_nodes=2, endpoint="127.0.0.1:1", address="node-a")) == "node-a"

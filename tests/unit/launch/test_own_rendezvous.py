@@ -21,13 +21,8 @@ CONTINUE = ["--dist.sync", "diloco:5", "--dist.on_lost_node", "continue"]
 def test_each_node_starts_alone_and_all_ranks_have_one_secret(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    nodes = [
-        NodePlan(num_nodes=2, node_rank=rank, endpoint="192.0.2.1:29500")
-        for rank in range(2)
-    ]
-    opened = [
-        open_rendezvous(node, "0123456789abcdef", continues=True) for node in nodes
-    ]
+    nodes = [NodePlan(num_nodes=2, node_rank=rank, endpoint="192.0.2.1:29500") for rank in range(2)]
+    opened = [open_rendezvous(node, "0123456789abcdef", continues=True) for node in nodes]
     # 192.0.2.1 is nobody: it would wait for that
     infos = [rendezvous.next_rendezvous() for rendezvous in opened]
     assert [(info.rank, info.world_size) for info in infos] == [(0, 1), (0, 1)]
@@ -37,17 +32,13 @@ def test_each_node_starts_alone_and_all_ranks_have_one_secret(
     ] * 2
     assert opened[0].ranks_secret == opened[1].ranks_secret != ""
     assert not any(
-        rendezvous.use_agent_store or rendezvous.num_nodes_waiting()
-        for rendezvous in opened
+        rendezvous.use_agent_store or rendezvous.num_nodes_waiting() for rendezvous in opened
     )
     assert capsys.readouterr().err == ""
     without = open_rendezvous(nodes[0], None, continues=True)
     without.next_rendezvous()
     assert without.ranks_secret == ""
-    assert (
-        "DRUMLINE_SECRET is not set: whoever reaches 192.0.2.1:29500"
-        in capsys.readouterr().err
-    )
+    assert "DRUMLINE_SECRET is not set: whoever reaches 192.0.2.1:29500" in capsys.readouterr().err
     alone = open_rendezvous(NodePlan(), None, continues=True)
     assert isinstance(alone, SingleNodeRendezvous)
     assert not isinstance(alone, OwnRendezvous)
@@ -77,13 +68,7 @@ def test_the_launcher_reads_the_setting_from_flags_and_files(
     monkeypatch.chdir(tmp_path)
     assert LaunchRequest(FlagValues(), "digits", CONTINUE).program().continues
     assert not LaunchRequest(FlagValues(), "digits", CONTINUE[:2]).program().continues
-    Path("mine.toml").write_text(
-        '[dist]\nsync = "local:5"\non_lost_node = "continue"\n'
-    )
-    assert (
-        LaunchRequest(FlagValues(), "digits", ["--config", "mine.toml"])
-        .program()
-        .continues
-    )
+    Path("mine.toml").write_text('[dist]\nsync = "local:5"\non_lost_node = "continue"\n')
+    assert LaunchRequest(FlagValues(), "digits", ["--config", "mine.toml"]).program().continues
     back = ["--config", "mine.toml", "--dist.on_lost_node", "restart"]
     assert not LaunchRequest(FlagValues(), "digits", back).program().continues

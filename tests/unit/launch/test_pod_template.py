@@ -21,9 +21,7 @@ from drumline.launch.pod_template import (
 )
 from tests.unit.launch.test_kubernetes import TASK, manifest, validate_pod
 
-yaml = pytest.importorskip(
-    "yaml", reason="pip install 'drumline[kubernetes]' brings it"
-)
+yaml = pytest.importorskip("yaml", reason="pip install 'drumline[kubernetes]' brings it")
 FORMS: tuple[Api, ...] = get_args(Api)
 OWN = """
 metadata:
@@ -66,9 +64,7 @@ def merged(api: Api, text: str, tmp_path: Path, **changes: Any) -> list[dict[str
 
 
 @pytest.mark.parametrize("api", FORMS)
-def test_a_template_is_merged_by_the_keys_of_kubernetes(
-    api: Api, tmp_path: Path
-) -> None:
+def test_a_template_is_merged_by_the_keys_of_kubernetes(api: Api, tmp_path: Path) -> None:
     name = "pytorch" if api == "pytorchjob" else "node"
     text = OWN.replace("name: node\n", f"name: {name}\n")
     changes = {"node_selector": {"gpu": "a100"}, "tolerations": [{"key": "gpu"}]}
@@ -78,10 +74,7 @@ def test_a_template_is_merged_by_the_keys_of_kubernetes(
         pod = template["spec"]
         assert pod["serviceAccountName"] == "trainer"
         assert pod["nodeSelector"] == {"gpu": "a100", "zone": "a"}
-        assert pod["tolerations"] == [
-            {"key": "gpu"},
-            {"key": "spot", "operator": "Exists"},
-        ]
+        assert pod["tolerations"] == [{"key": "gpu"}, {"key": "spot", "operator": "Exists"}]
         assert pod["securityContext"]["runAsUser"] == 4000
         assert "fsGroup" not in pod["securityContext"], "null takes a field away"
         assert pod["terminationGracePeriodSeconds"] == 600
@@ -99,9 +92,7 @@ def test_a_template_is_merged_by_the_keys_of_kubernetes(
         mounts = {mount["mountPath"]: mount["name"] for mount in node["volumeMounts"]}
         assert (mounts["/tmp"], mounts["/dev/shm"]) == ("scratch", "shared-memory")
         volumes = {volume.pop("name"): volume for volume in pod["volumes"]}
-        assert volumes["runs"] == {"hostPath": {"path": "/mnt/runs"}}, (
-            "a volume has one source"
-        )
+        assert volumes["runs"] == {"hostPath": {"path": "/mnt/runs"}}, "a volume has one source"
 
 
 @pytest.mark.parametrize("api", FORMS)
@@ -120,14 +111,8 @@ def test_nothing_else_of_the_manifest_changes(api: Api, tmp_path: Path) -> None:
         ({"b": {"$patch": "replace", "c": 2}}, {"a": 0, "b": {"c": 2}, "env": [1, 2]}),
         ({"b": {"$patch": "delete"}}, {"a": 0, "env": [1, 2]}),
         ({"b": None}, {"a": 0, "env": [1, 2]}),
-        (
-            {"b": {"$patch": "merge", "c": 2}},
-            {"a": 0, "b": {"c": 2, "d": 4}, "env": [1, 2]},
-        ),
-        (
-            {"env": [{"name": "x", "$patch": "delete"}]},
-            {"a": 0, "b": {"c": 3, "d": 4}, "env": [2]},
-        ),
+        ({"b": {"$patch": "merge", "c": 2}}, {"a": 0, "b": {"c": 2, "d": 4}, "env": [1, 2]}),
+        ({"env": [{"name": "x", "$patch": "delete"}]}, {"a": 0, "b": {"c": 3, "d": 4}, "env": [2]}),
         (
             {"env": [{"name": "x", "$patch": "replace", "v": 7}]},
             {"a": 0, "b": {"c": 3, "d": 4}, "env": [7, 2]},
@@ -136,15 +121,10 @@ def test_nothing_else_of_the_manifest_changes(api: Api, tmp_path: Path) -> None:
             {"env": [{"$patch": "replace"}, {"name": "z", "v": 7}]},
             {"a": 0, "b": {"c": 3, "d": 4}, "env": [7]},
         ),
-        (
-            {"args": ["x"]},
-            {"a": 0, "b": {"c": 3, "d": 4}, "env": [1, 2], "args": ["x"]},
-        ),
+        ({"args": ["x"]}, {"a": 0, "b": {"c": 3, "d": 4}, "env": [1, 2], "args": ["x"]}),
     ],
 )
-def test_the_rules_of_a_strategic_merge(
-    patch: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_the_rules_of_a_strategic_merge(patch: dict[str, Any], expected: dict[str, Any]) -> None:
     items = [{"name": "x", "v": 1, "w": 1}, {"name": "y", "v": 2}]
     target: dict[str, Any] = {"a": 0, "b": {"c": 3, "d": 4}, "env": items}
     merge_into(target, patch, "")
@@ -157,14 +137,8 @@ def test_the_rules_of_a_strategic_merge(
 @pytest.mark.parametrize(
     ("patch", "message"),
     [
-        (
-            {"b": {"$patch": "drop"}},
-            "b: $patch is 'drop', not delete, replace or merge",
-        ),
-        (
-            {"b": {"$retainKeys": []}},
-            "b.$retainKeys: of the directives only $patch is read",
-        ),
+        ({"b": {"$patch": "drop"}}, "b: $patch is 'drop', not delete, replace or merge"),
+        ({"b": {"$retainKeys": []}}, "b.$retainKeys: of the directives only $patch is read"),
         ({"env": [{"value": 1}]}, "env: an item has no name, by which it is merged"),
         ({"env": [3]}, "env: an item has no name, by which it is merged"),
         ({"env": {"x": 1}}, "env: it is not a list"),
@@ -187,9 +161,7 @@ def test_what_cannot_be_merged(patch: dict[str, Any], message: str) -> None:
         ),
         (
             "{terminationGracePeriodSeconds: 30}",
-            [
-                "spec.terminationGracePeriodSeconds: the ranks need 120 s to save; --grace sets"
-            ],
+            ["spec.terminationGracePeriodSeconds: the ranks need 120 s to save; --grace sets"],
         ),
         (
             "{containers: [{name: node, command: [sh], image: other}]}",
@@ -202,10 +174,7 @@ def test_what_cannot_be_merged(patch: dict[str, Any], message: str) -> None:
             "{containers: [{name: node, $patch: delete}]}",
             ["spec.containers[node]: the launch needs"],
         ),
-        (
-            "{containers: {$patch: delete}}",
-            ["spec.containers[node]: the launch needs it"],
-        ),
+        ("{containers: {$patch: delete}}", ["spec.containers[node]: the launch needs it"]),
         (
             "{containers: [{name: node, env: [{name: RANK, value: '0'}]}]}",
             ["spec.containers[node].env[RANK]: the launch sets it"],
@@ -216,15 +185,9 @@ def test_what_cannot_be_merged(patch: dict[str, Any], message: str) -> None:
         ),
         (
             "{containers: [{name: node, env: [{$patch: replace}]}]}",
-            [
-                "env[MASTER_ADDR]: the launch sets it",
-                "env[DRUMLINE_SECRET]: the launch sets it",
-            ],
+            ["env[MASTER_ADDR]: the launch sets it", "env[DRUMLINE_SECRET]: the launch sets it"],
         ),
-        (
-            "{$patch: replace, hostNetwork: true}",
-            ["spec.containers[node]: the launch needs it"],
-        ),
+        ("{$patch: replace, hostNetwork: true}", ["spec.containers[node]: the launch needs it"]),
     ],
 )
 def test_what_contradicts_the_launch_is_named(
@@ -239,9 +202,7 @@ def test_what_contradicts_the_launch_is_named(
 
 def test_the_labels_by_which_the_service_finds_pods_stay(tmp_path: Path) -> None:
     text = "metadata: {labels: {app.kubernetes.io/name: x}}\nspec: {}"
-    with pytest.raises(
-        UsageError, match=r"metadata.labels.app.kubernetes.io/name: the launch"
-    ):
+    with pytest.raises(UsageError, match=r"metadata.labels.app.kubernetes.io/name: the launch"):
         merged("job", text, tmp_path)
 
 
@@ -256,10 +217,7 @@ def test_the_labels_by_which_the_service_finds_pods_stay(tmp_path: Path) -> None
             "spec: {}\nstatus: {}",
             "the template has 'status'; only apiVersion, kind, metadata, spec",
         ),
-        (
-            "metadata: {name: x}\nspec: {}",
-            "metadata has 'name'; only labels, annotations can be",
-        ),
+        ("metadata: {name: x}\nspec: {}", "metadata has 'name'; only labels, annotations can be"),
         ("metadata: {}", "it has no spec"),
         ("spec: {a: 1, a: 2}", "'a' in line 1 is there twice"),
         ("spec: {1: 2, ? [a] : 3}", "a key in line 1 is not text"),
@@ -268,9 +226,7 @@ def test_the_labels_by_which_the_service_finds_pods_stay(tmp_path: Path) -> None
         ("spec: {a: 0b__}", "it is not YAML: invalid literal"),
     ],
 )
-def test_a_file_that_is_no_pod_template(
-    text: str, message: str, tmp_path: Path
-) -> None:
+def test_a_file_that_is_no_pod_template(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "pod.yaml"
     path.write_text(text)
     with pytest.raises(UsageError) as raised:
@@ -281,9 +237,7 @@ def test_a_file_that_is_no_pod_template(
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    message = re.escape(
-        f"--pod-template {tmp_path}/none cannot be read: No such file or directory"
-    )
+    message = re.escape(f"--pod-template {tmp_path}/none cannot be read: No such file or directory")
     with pytest.raises(UsageError, match=message):
         read_pod_template(tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
@@ -291,14 +245,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_pod_template(tmp_path / "binary")
 
 
-def test_without_pyyaml_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pyyaml_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pod.yaml").write_text("spec: {}")
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(
-        UsageError, match="--pod-template needs PyYAML, which is not installed"
-    ):
+    with pytest.raises(UsageError, match="--pod-template needs PyYAML, which is not installed"):
         read_pod_template(tmp_path / "pod.yaml")
 
 
@@ -306,17 +256,7 @@ def test_without_pyyaml_the_extra_is_named(
     "value",
     [
         {"a": {"b": [1, [2, {"c": None}], {}, []], "yes": True, "x y": 1.5}},
-        {
-            "text": [
-                "a: b",
-                "yes",
-                "1e3",
-                "0x10",
-                "# no",
-                "a\nb\t\x00\x85\u2028",
-                "\U0001f941'\"\\",
-            ]
-        },
+        {"text": ["a: b", "yes", "1e3", "0x10", "# no", "a\nb\t\x00\x85\u2028", "\U0001f941'\"\\"]},
         [{"a": [{"b": 1, "c": 2}]}, "x"],
         {},
     ],

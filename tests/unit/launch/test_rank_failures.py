@@ -31,9 +31,7 @@ def test_the_earliest_is_first_unless_it_names_another() -> None:
     assert in_order([failure(1, 2.0), failure(0, 1.0)])[0].rank == 0
     follower = failure(0, 1.0, is_follower=True)
     assert in_order([follower, failure(1, 2.0, "x")])[0].rank == 1
-    assert in_order([failure(0, 1.0), failure(1, 2.0)], blamed=1)[0].rank == 1, (
-        "by the diagnosis"
-    )
+    assert in_order([failure(0, 1.0), failure(1, 2.0)], blamed=1)[0].rank == 1, "by the diagnosis"
     assert in_order([failure(0, 1.0), failure(1, 2.0)], blamed=5)[0].rank == 0, (
         "which may blame one that exited with 0"
     )
@@ -41,8 +39,7 @@ def test_the_earliest_is_first_unless_it_names_another() -> None:
 
 def test_the_others_are_one_line() -> None:
     failures = [
-        failure(rank, float(rank), "Traceback", "x", code=7 if rank else -9)
-        for rank in range(6)
+        failure(rank, float(rank), "Traceback", "x", code=7 if rank else -9) for rank in range(6)
     ]
     assert list(last_messages(failures, 8)) == [
         (
@@ -60,9 +57,7 @@ def test_the_others_are_one_line() -> None:
     assert list(last_messages([failure(0, 1.0)], 2, lost_first=True)) == [
         ("the others: rank 0 on a (exit code 1) failed after it; 1 rank was stopped",)
     ]
-    reported = replace(
-        failure(0, 1.0, "Traceback", "ValueError: x"), error="KeyError: y"
-    )
+    reported = replace(failure(0, 1.0, "Traceback", "ValueError: x"), error="KeyError: y")
     ((first, _),) = last_messages([reported], 1)
     assert first.endswith("failed first: KeyError: y")
     assert how_it_ended(-99) == "killed by signal 99"
@@ -79,6 +74,4 @@ def test_a_failure_is_as_old_as_its_traceback(tmp_path: Path) -> None:
     assert abs(failure_time(err) - (now - 2)) < 0.01, "by the clock that does not jump"
     err.write_text("a warning\n")
     os.utime(err, (wall - 2, wall - 2))
-    assert failure_time(err) >= now, (
-        "words that were not about the end do not tell when it was"
-    )
+    assert failure_time(err) >= now, "words that were not about the end do not tell when it was"

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumline.launch.node import rank_logs
-from drumline.launch.node.rank_logs import (
-    MAX_LAG,
-    MAX_LINE,
-    LogFollower,
-    decoded,
-    last_lines,
-)
+from drumline.launch.node.rank_logs import MAX_LAG, MAX_LINE, LogFollower, decoded, last_lines
 
 
 def test_lines_are_given_when_they_are_whole(tmp_path: Path) -> None:
@@ -39,9 +33,7 @@ def test_a_long_line_is_cut_and_the_next_one_is_whole(tmp_path: Path) -> None:
     assert lines == ["y" * MAX_LINE + " ...", "next"]
     path.write_bytes(b"z" * 3 * rank_logs.MAX_READ)
     endless = LogFollower(path)
-    assert [line for _ in range(5) for line in endless.read()] == [
-        "z" * MAX_LINE + " ..."
-    ]
+    assert [line for _ in range(5) for line in endless.read()] == ["z" * MAX_LINE + " ..."]
 
 
 def test_a_follower_far_behind_skips_lines_and_reports_it(tmp_path: Path) -> None:
@@ -104,14 +96,8 @@ def test_bytes_that_are_no_text_are_replaced() -> None:
 
 def test_last_lines_begin_with_the_traceback(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_text(
-        "noise\n" * 50 + "Traceback (most recent call last):\n  File\nValueError: x\n"
-    )
-    assert last_lines(path) == [
-        "Traceback (most recent call last):",
-        "  File",
-        "ValueError: x",
-    ]
+    path.write_text("noise\n" * 50 + "Traceback (most recent call last):\n  File\nValueError: x\n")
+    assert last_lines(path) == ["Traceback (most recent call last):", "  File", "ValueError: x"]
     path.write_text("noise\n" * 50)
     assert last_lines(path) == ["noise"] * 20
     assert last_lines(tmp_path / "none") == []

@@ -42,9 +42,7 @@ def test_lines_of_a_host_are_objects_in_its_name(
     assert one["message"] == "one"
     assert event == {"event": "train", **place}
     assert error["message"].endswith("E: y")
-    assert all(
-        line["host"] == "a" and line["rank"] == 3 for line in (one, event, error)
-    )
+    assert all(line["host"] == "a" and line["rank"] == 3 for line in (one, event, error))
 
 
 def test_a_screen_that_does_not_scroll_blocks_nothing_and_gets_the_last_line() -> None:
@@ -60,9 +58,7 @@ def test_a_screen_that_does_not_scroll_blocks_nothing_and_gets_the_last_line() -
         while (line := reader.readline()) != "drumline: again\n":
             rest.append(line)
         screen.show({"host": "a", "rank": 0}, ["x" * 100] * (MAX_WAITING + 5_000))
-        closing = threading.Thread(
-            target=lambda: (screen.report_last("the last"), screen.close())
-        )
+        closing = threading.Thread(target=lambda: (screen.report_last("the last"), screen.close()))
         closing.start()
         while reader.readline() != "drumline: the last\n":
             pass
@@ -71,9 +67,7 @@ def test_a_screen_that_does_not_scroll_blocks_nothing_and_gets_the_last_line() -
     # More than one, where the writing thread came late and made room while lines still came.
     notes = [line for line in rest if line.startswith("drumline: ")]
     assert notes
-    assert all(
-        line.endswith(" lines are not shown; the logs have them\n") for line in notes
-    )
+    assert all(line.endswith(" lines are not shown; the logs have them\n") for line in notes)
 
 
 def test_a_closed_screen_is_no_error() -> None:

@@ -37,13 +37,7 @@ STEP = {
 
 def test_a_batch_file_has_all_that_was_asked_for() -> None:
     flags = FlagValues(
-        {
-            "nodes": 2,
-            "gpus": 8,
-            "partition": "long",
-            "time": "1-0",
-            "sbatch": "--exclusive",
-        }
+        {"nodes": 2, "gpus": 8, "partition": "long", "time": "1-0", "sbatch": "--exclusive"}
         | {"signal-before": 60}
     )
     command = ["python", "it's", "--x=$HOME"]
@@ -84,29 +78,18 @@ def test_only_a_preempted_run_is_requeued(
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "job").write_text(
-        batch_text("mine", ["true"], FlagValues({"max-requeues": 3}))
-    )
+    (tmp_path / "job").write_text(batch_text("mine", ["true"], FlagValues({"max-requeues": 3})))
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"} | (
         {"SLURM_RESTART_COUNT": count} if count else {}
     )
     done = subprocess.run(
-        ["/bin/sh", tmp_path / "job"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        ["/bin/sh", tmp_path / "job"], env=environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (expected, stderr)
 
 
 def test_what_cannot_be_in_a_batch_file_is_rejected() -> None:
-    options = {
-        "partition": "a\n#SBATCH --uid=0",
-        "qos": "it's",
-        "account": "fine",
-        "time": "2",
-    }
+    options = {"partition": "a\n#SBATCH --uid=0", "qos": "it's", "account": "fine", "time": "2"}
     assert list(wrong_values(options)) == [
         "--partition: 'a\\n#SBATCH --uid=0' cannot be in a batch file; no blanks, quotes and the like",
         '--qos: "it\'s" cannot be in a batch file; no blanks, quotes and the like',
@@ -147,22 +130,9 @@ def srun_line(text: str) -> list[str]:
 def test_ranks_in_a_container_have_the_python_of_the_container(
     container: str, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "--slurm",
-        "--print",
-        "--srun-flags=--mpi=none",
-        "--container",
-        container,
-        "digits",
-    ]
+    words = ["--slurm", "--print", "--srun-flags=--mpi=none", "--container", container, "digits"]
     assert launch_command.run(words) == 0
-    start = [
-        "srun",
-        "--ntasks-per-node=1",
-        "--kill-on-bad-exit=0",
-        "--mpi=none",
-        *flags,
-    ]
+    start = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--mpi=none", *flags]
     command = [*start, "python3", "-m", "drumline", "launch", "--srun", "--", "digits"]
     assert srun_line(capsys.readouterr().out) == command
 
@@ -203,15 +173,7 @@ def test_the_lines_of_setup_are_sourced_by_bash_before_srun(
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/sh\necho "loaded $LOADED"\n')
     srun.chmod(0o755)
-    words = [
-        "--slurm",
-        "--print",
-        "--python",
-        "/env/bin/python",
-        "--setup",
-        setup.name,
-        "digits",
-    ]
+    words = ["--slurm", "--print", "--python", "/env/bin/python", "--setup", setup.name, "digits"]
     assert launch_command.run(words) == 0
     text = capsys.readouterr().out
     assert "/env/bin/python -m drumline launch --srun -- digits\n" in text
@@ -219,14 +181,10 @@ def test_the_lines_of_setup_are_sourced_by_bash_before_srun(
     batch.write_text(text)
     batch.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [batch], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([batch], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "loaded cuda\n"), done.stderr
     setup.unlink()
-    done = subprocess.run(
-        [batch], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([batch], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"drumline: the file of --setup cannot be read: {setup}\n"
 
@@ -237,13 +195,10 @@ def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:
     write_batch_file(path, batch_text("b", ["true"], FlagValues()))
     assert "--job-name=b" in path.read_text()
     path.write_text("#!/bin/sh\n")
-    with pytest.raises(
-        UsageError, match="exists, and was not written by drumline launch"
-    ):
+    with pytest.raises(UsageError, match="exists, and was not written by drumline launch"):
         write_batch_file(path, "")
     with pytest.raises(
-        UsageError,
-        match=r"nowhere/mine\.sbatch cannot be written: No such file or directory",
+        UsageError, match=r"nowhere/mine\.sbatch cannot be written: No such file or directory"
     ):
         write_batch_file(tmp_path / "nowhere" / "mine.sbatch", "")
 
@@ -254,14 +209,11 @@ def test_without_sbatch_and_rejected_by_it(tmp_path: Path) -> None:
     ):
         check_sbatch(str(tmp_path))
     sbatch = tmp_path / "sbatch"
-    sbatch.write_text(
-        "#!/bin/sh\necho 'sbatch: error: no such partition' >&2\nexit 1\n"
-    )
+    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: no such partition' >&2\nexit 1\n")
     sbatch.chmod(0o755)
     assert check_sbatch(str(tmp_path)) == str(sbatch)
     with pytest.raises(
-        UsageError,
-        match=r"job\.sbatch \(exit code 1\):\n  - sbatch: error: no such partition",
+        UsageError, match=r"job\.sbatch \(exit code 1\):\n  - sbatch: error: no such partition"
     ):
         submit(str(sbatch), Path("job.sbatch"))
     sbatch.write_text("#!/bin/sh\necho '7;cluster'\n")
@@ -316,20 +268,14 @@ def test_print_shows_the_file_and_submits_nothing(
         ),
         (["--setup", "none.sh", "digits"], "--setup: needs --slurm"),
         (["--python", "p", "digits"], "--python: needs --hosts or --hostfile"),
-        (
-            ["--slurm", "--job-name", "a b", "digits"],
-            "--job-name: 'a b' cannot be in a batch file",
-        ),
+        (["--slurm", "--job-name", "a b", "digits"], "--job-name: 'a b' cannot be in a batch file"),
         (["--slurm", "--srun", "digits"], "--slurm and --srun exclude each other"),
         (["--partition", "a", "digits"], "--partition: needs --slurm"),
         (["--nodes", "2", "digits"], "--nodes: needs --kubernetes or --slurm"),
         (["--slurm", "--nnodes", "3:1", "digits"], "--nnodes: '3:1' is not understood"),
         (["--nnodes", "1:", "digits"], "--nnodes: is for a job on several nodes"),
         (["--master", "a", "digits"], "--master: needs --node-rank"),
-        (
-            ["--node-rank", "0", "--nodes", "2", "digits"],
-            "--master: a host's name is missing",
-        ),
+        (["--node-rank", "0", "--nodes", "2", "digits"], "--master: a host's name is missing"),
         (
             ["--node-rank", "2", "--nodes", "2", "--master", "a", "digits"],
             "--node-rank: 2 must be between 0 and 1 (--nodes 2)",
@@ -355,24 +301,17 @@ def test_a_job_that_may_shrink_is_not_ended_for_a_lost_node(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert (
-        launch_command.run(
-            ["--slurm", "--print", "--nodes", "3", "--nnodes", "2:", "digits"]
-        )
-        == 0
+        launch_command.run(["--slurm", "--print", "--nodes", "3", "--nnodes", "2:", "digits"]) == 0
     )
     text = capsys.readouterr().out
     assert "#SBATCH --no-kill\n" in text
     assert "srun --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill " in text
     assert " --nnodes=2: -- digits\n" in text
     with pytest.raises(UsageError, match="--nnodes is 4:, but there are 3 in --nodes"):
-        launch_command.run(
-            ["--slurm", "--print", "--nodes", "3", "--nnodes", "4:", "digits"]
-        )
+        launch_command.run(["--slurm", "--print", "--nodes", "3", "--nnodes", "4:", "digits"])
 
 
-def test_a_node_by_flags_is_what_a_file_would_say(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_node_by_flags_is_what_a_file_would_say(capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "--print",
         "--nodes",
@@ -384,12 +323,7 @@ def test_a_node_by_flags_is_what_a_file_would_say(
         "--procs",
         "2",
     ]
-    assert (
-        launch_command.run(
-            [*words, "--nnodes", "2:", "--address", "10.0.0.8", "digits"]
-        )
-        == 0
-    )
+    assert launch_command.run([*words, "--nnodes", "2:", "--address", "10.0.0.8", "digits"]) == 0
     lines = capsys.readouterr().out.splitlines()
     line = lines[lines.index("# node 1 of 3, this one") + 1]
     for part in (
@@ -399,32 +333,18 @@ def test_a_node_by_flags_is_what_a_file_would_say(
         "--local-addr 10.0.0.8 ",
     ):
         assert part in line
-    assert (
-        launch_command.run(["--print", "--node-rank", "0", "--procs", "2", "digits"])
-        == 0
-    )
-    assert "--rdzv-endpoint 127.0.0.1:0 " in capsys.readouterr().out, (
-        "one node meets nobody"
-    )
+    assert launch_command.run(["--print", "--node-rank", "0", "--procs", "2", "digits"]) == 0
+    assert "--rdzv-endpoint 127.0.0.1:0 " in capsys.readouterr().out, "one node meets nobody"
 
 
 def test_a_node_of_a_step() -> None:
     node = NodePlan(
-        num_nodes=2,
-        node_rank=1,
-        num_procs=4,
-        endpoint="gpu07:20022",
-        peers=("gpu07", "gpu08"),
+        num_nodes=2, node_rank=1, num_procs=4, endpoint="gpu07:20022", peers=("gpu07", "gpu08")
     )
     assert node_of_step(STEP, num_procs=4) == node
     first = node_of_step({**STEP, "SLURM_NODEID": "0"}, num_procs=4)
     assert (first.node_rank, first.known_address) == (0, "gpu07")
-    alone = {
-        **STEP,
-        "SLURM_NODEID": "0",
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_NUM_TASKS": "1",
-    }
+    alone = {**STEP, "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
     assert node_of_step(alone, num_procs=None) == NodePlan(num_procs=None)
     with pytest.raises(
         UsageError,
@@ -432,7 +352,6 @@ def test_a_node_of_a_step() -> None:
     ):
         node_of_step({**STEP, "SLURM_STEP_NUM_TASKS": "8"}, num_procs=4)
     with pytest.raises(
-        UsageError,
-        match="--srun: srun did not start this process: SLURM_NODEID, SLURM_STEP",
+        UsageError, match="--srun: srun did not start this process: SLURM_NODEID, SLURM_STEP"
     ):
         node_of_step({}, num_procs=4)

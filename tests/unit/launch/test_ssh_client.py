@@ -66,36 +66,15 @@ from drumline.launch.ssh.client import not_reached, was_lost
             "its `env` does not know --chdir",
             "coreutils",
         ),
-        (
-            127,
-            "env: '/p': No such file or directory",
-            "there is no Python at /p",
-            "--python PATH",
-        ),
-        (
-            126,
-            "env: '/p': Permission denied",
-            "there is no Python at /p",
-            "--python PATH",
-        ),
-        (
-            1,
-            "/p: No module named drumline",
-            "/p cannot import drumline there",
-            "the same version",
-        ),
+        (127, "env: '/p': No such file or directory", "there is no Python at /p", "--python PATH"),
+        (126, "env: '/p': Permission denied", "there is no Python at /p", "--python PATH"),
+        (1, "/p: No module named drumline", "/p cannot import drumline there", "the same version"),
         (9, "", "its program exited (exit code 9)", "check what"),
     ],
 )
-def test_a_host_that_was_not_reached(
-    code: int, output_line: str, what: str, step: str
-) -> None:
+def test_a_host_that_was_not_reached(code: int, output_line: str, what: str, step: str) -> None:
     error = not_reached(
-        Host("me@b"),
-        code,
-        ["Welcome", output_line] if output_line else [],
-        python="/p",
-        cwd="/c",
+        Host("me@b"), code, ["Welcome", output_line] if output_line else [], python="/p", cwd="/c"
     )
     assert error.what.startswith(f"me@b: {what}")
     assert step in str(error.next_step)

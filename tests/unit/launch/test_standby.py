@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.multiprocessing.subprocess_handler import (
-    SubprocessHandler,
-)
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from drumline.launch.node import standby as standby_module
 from drumline.launch.node.standby import Standby
@@ -42,13 +40,7 @@ def start(
     """A rank as torch's agent starts it: its pid, and what it said."""
     with standby.serving():
         handler = SubprocessHandler(
-            sys.executable,
-            args,
-            {"RANK": "7"},
-            str(folder / "out"),
-            str(folder / "err"),
-            0,
-            None,
+            sys.executable, args, {"RANK": "7"}, str(folder / "out"), str(folder / "err"), 0, None
         )
     assert handler.proc.wait(60) == 3
     for file in (handler._stdout, handler._stderr):
@@ -59,9 +51,7 @@ def start(
     return handler.proc.pid, rank_output
 
 
-def test_a_rank_begins_in_a_process_that_waits_and_else_in_one_of_its_own(
-    tmp_path: Path,
-) -> None:
+def test_a_rank_begins_in_a_process_that_waits_and_else_in_one_of_its_own(tmp_path: Path) -> None:
     standby = Standby(PROGRAM, modules=["loaded_before"], count=2)
     standby.fill(at_once=True)
     standby.fill()
@@ -83,9 +73,7 @@ def test_a_rank_begins_in_a_process_that_waits_and_else_in_one_of_its_own(
     assert (rank_output["rank"], rank_output["argv"]) == ("7", ["a b"])
 
 
-def test_one_that_cannot_be_started_leaves_nothing_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     standby = Standby(PROGRAM, modules=["loaded_before"], count=3)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     before = len(list(Path("/proc/self/fd").iterdir()))

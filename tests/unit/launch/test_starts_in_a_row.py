@@ -56,9 +56,7 @@ class Clock:
         self.now += seconds
 
 
-def test_pauses_grow_while_starts_are_preempted_soon(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pauses_grow_while_starts_are_preempted_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     codes = iter([75] * 8 + [0])
 
@@ -71,9 +69,7 @@ def test_pauses_grow_while_starts_are_preempted_soon(
     monkeypatch.setattr(local, "exit_between_starts", lambda: None)
     monkeypatch.setenv("DRUMLINE_RESTARTED", "")
     assert (
-        LaunchRequest(FlagValues({"keep-going": True}), "digits", []).run_node(
-            NodePlan(), PROGRAM
-        )
+        LaunchRequest(FlagValues({"keep-going": True}), "digits", []).run_node(NodePlan(), PROGRAM)
         == 0
     )
     assert clock.pauses == [0, 5, 15, 35, 60, 60, 60, 60]
@@ -102,10 +98,7 @@ def test_a_signal_between_two_starts_ends_the_launch_with_a_message() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     launches = {
         number: subprocess.Popen(
-            [sys.executable, "-c", WAIT],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
+            [sys.executable, "-c", WAIT], stderr=subprocess.PIPE, text=True, env=environment
         )
         for number in outcomes
     }

@@ -125,9 +125,7 @@ def test_all_end_with_the_supervisor(node: SupervisorProcess, end: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_ranks_of_an_agent_that_was_killed_end_with_it(
-    node: SupervisorProcess,
-) -> None:
+def test_the_ranks_of_an_agent_that_was_killed_end_with_it(node: SupervisorProcess) -> None:
     agent, _ = node.start()
     os.kill(agent, signal.SIGKILL)
     assert node.hear("ended")["code"] == -signal.SIGKILL

@@ -53,12 +53,7 @@ def test_what_is_no_code_is_left_out(tmp_path: Path) -> None:
         ".venv/y",
     )
     (tmp_path / "link").symlink_to("sub")
-    assert code_files(tmp_path, ["data/big.*"]) == [
-        "a.py",
-        "link",
-        "sub/b.py",
-        "sub/data/kept",
-    ]
+    assert code_files(tmp_path, ["data/big.*"]) == ["a.py", "link", "sub/b.py", "sub/data/kept"]
     assert code_files(tmp_path, ["data/"]) == ["a.py", "link", "sub/b.py"]
 
 

@@ -33,15 +33,7 @@ END = {
 
 
 def event(kind: str, **fields: Any) -> dict[str, Any]:
-    return {
-        "time": 1000.0,
-        "number": 3,
-        "kind": kind,
-        "rank": 0,
-        "host": "a",
-        "step": 0,
-        **fields,
-    }
+    return {"time": 1000.0, "number": 3, "kind": kind, "rank": 0, "host": "a", "step": 0, **fields}
 
 
 def train(step: int, *, time: float = 1000.0, **fields: Any) -> dict[str, Any]:
@@ -93,9 +85,7 @@ def live(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> Iterator[Displ
 def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
     display = make_display("plain", stream)
     display(event("start", **START))
-    display(
-        event("resume", step=23, epoch=2, path="runs/digits/checkpoints/step-00000023")
-    )
+    display(event("resume", step=23, epoch=2, path="runs/digits/checkpoints/step-00000023"))
     display(train(30))
     display(evaluation(3))
     display(event("checkpoint", step=46, path="x", bytes=1412345, seconds=0.031))
@@ -103,19 +93,12 @@ def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
     display(event("checkpoint", step=50, path="x", bytes=1412345, seconds=1.2, **copy))
     display(
         event(
-            "checkpoint",
-            step=51,
-            path="x",
-            bytes=1412345,
-            seconds=1.2,
-            **{**copy, "copy": "none"},
+            "checkpoint", step=51, path="x", bytes=1412345, seconds=1.2, **{**copy, "copy": "none"}
         )
     )
     display(event("note", message="a note"))
     display(event("warning", message="small batches"))
-    display(
-        event("straggler", message="straggler: rank 3", about_rank=3, about_host="b")
-    )
+    display(event("straggler", message="straggler: rank 3", about_rank=3, about_host="b"))
     display(event("stall", message="stall: rank 1", about_rank=1, about_host="a"))
     display(event("error", message="printed elsewhere"))
 
@@ -142,9 +125,7 @@ def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "live"])
-@pytest.mark.parametrize(
-    ("share", "words"), [(0.124, "12%"), (0.0501, "5%"), (0.049, None)]
-)
+@pytest.mark.parametrize(("share", "words"), [(0.124, "12%"), (0.0501, "5%"), (0.049, None)])
 def test_waiting_for_data_is_shown_where_it_matters(
     stream: io.StringIO, live: Display, kind: str, share: float, words: str | None
 ) -> None:
@@ -154,9 +135,7 @@ def test_waiting_for_data_is_shown_where_it_matters(
     during = on_screen(stream.getvalue())
     display(event("end", **END, data_share=share))
     after = on_screen(stream.getvalue())
-    assert (f"8,123 samples/s   waits for data {words}" in during) == (
-        words is not None
-    )
+    assert (f"8,123 samples/s   waits for data {words}" in during) == (words is not None)
     assert (f"for data {words} of the time" in after) == (words is not None)
     assert words is not None or "for data" not in after
 
@@ -167,12 +146,7 @@ FAST = {
     "mfu": 0.4167,
     "communication_share": 0.081,
 }
-SLOW = {
-    "tokens_per_s": None,
-    "tflop_per_s": 0.01234,
-    "mfu": None,
-    "communication_share": 0.02,
-}
+SLOW = {"tokens_per_s": None, "tflop_per_s": 0.01234, "mfu": None, "communication_share": 0.02}
 
 
 @pytest.mark.parametrize(
@@ -184,10 +158,7 @@ SLOW = {
     ],
 )
 def test_speeds_are_shown_as_far_as_they_are_known(
-    stream: io.StringIO,
-    fields: dict[str, float | None],
-    words: list[str],
-    exposed: bool,
+    stream: io.StringIO, fields: dict[str, float | None], words: list[str], exposed: bool
 ) -> None:
     display = make_display("plain", stream)
     display(event("start", **START))
@@ -195,8 +166,7 @@ def test_speeds_are_shown_as_far_as_they_are_known(
     display(event("end", **END, **fields, checkpoint_pause_s=0.031, start_s=24.2))
     communication = ["exposed communication 8%"] if exposed else []
     assert (
-        "   ".join(["8,123 samples/s", *words, *communication, "0:41 left\n"])
-        in stream.getvalue()
+        "   ".join(["8,123 samples/s", *words, *communication, "0:41 left\n"]) in stream.getvalue()
     )
     end = stream.getvalue().partition("done:")[2]
     assert f"  speed        {', '.join(['8,012 samples/s', *words])}\n" in end
@@ -226,10 +196,7 @@ def test_the_opening_says_what_is_special(stream: io.StringIO) -> None:
     display = make_display("plain", stream)
     alone = {"world_size": 1, "backend": None, "batch_size_per_rank": 64}
     display(
-        event(
-            "start",
-            **{**START, **alone, "accumulate": 4, "epochs": None, "eval_samples": 0},
-        )
+        event("start", **{**START, **alone, "accumulate": 4, "epochs": None, "eval_samples": 0})
     )
 
     assert "digits on 1 rank (cpu)\n" in stream.getvalue()
@@ -250,11 +217,7 @@ def test_plain_steps_are_shown_every_few_seconds_only(stream: io.StringIO) -> No
     for step in range(1, 13):
         display(train(step, time=1000.0 + step))
 
-    assert [line.split()[2] for line in stream.getvalue().splitlines()] == [
-        "1/0",
-        "6/0",
-        "11/0",
-    ]
+    assert [line.split()[2] for line in stream.getvalue().splitlines()] == ["1/0", "6/0", "11/0"]
 
 
 @pytest.mark.parametrize("mode", ["plain", "live"])
@@ -277,9 +240,7 @@ def test_the_summary_shows_results_folder_and_next_commands(
     assert text.split("on two nodes\n")[1].splitlines()[0].strip() == TWO_NODES
 
 
-def test_what_hooks_log_is_shown_briefly_and_every_few_seconds_only(
-    stream: io.StringIO,
-) -> None:
+def test_what_hooks_log_is_shown_briefly_and_every_few_seconds_only(stream: io.StringIO) -> None:
     display = PlainDisplay(stream)
     for step in range(20):
         display(
@@ -292,26 +253,12 @@ def test_what_hooks_log_is_shown_briefly_and_every_few_seconds_only(
                 value=step / 3,
             )
         )
-    display(
-        event(
-            "logged", step=7, name="sample", type="text", value="once upon a time " * 20
-        )
-    )
-    display(
-        event(
-            "logged",
-            step=7,
-            name="digit",
-            type="image",
-            path="media/digit-00000007.png",
-        )
-    )
+    display(event("logged", step=7, name="sample", type="text", value="once upon a time " * 20))
+    display(event("logged", step=7, name="digit", type="image", path="media/digit-00000007.png"))
 
     lines = [line[9:] for line in stream.getvalue().splitlines()]
     numbers = {0: "0.00", 5: "1.6667", 10: "3.3333", 15: "5.0000"}
-    assert lines[:4] == [
-        f"step {step}: distance {number}" for step, number in numbers.items()
-    ]
+    assert lines[:4] == [f"step {step}: distance {number}" for step, number in numbers.items()]
     assert lines[4].startswith("step 7: sample once upon a time once")
     assert lines[4].endswith("...")
     assert len(lines[4]) < 120
@@ -319,12 +266,8 @@ def test_what_hooks_log_is_shown_briefly_and_every_few_seconds_only(
 
 
 def test_the_summary_says_why_a_hook_ended_the_run(stream: io.StringIO) -> None:
-    PlainDisplay(stream)(
-        event("end", **END, stopped="loss has not improved in 3 evaluations")
-    )
-    assert (
-        "  stopped      loss has not improved in 3 evaluations\n" in stream.getvalue()
-    )
+    PlainDisplay(stream)(event("end", **END, stopped="loss has not improved in 3 evaluations"))
+    assert "  stopped      loss has not improved in 3 evaluations\n" in stream.getvalue()
 
 
 def test_a_run_without_evaluation_has_no_best(stream: io.StringIO) -> None:
@@ -345,12 +288,7 @@ def test_a_run_that_took_no_step_has_no_speed(stream: io.StringIO) -> None:
 
 def test_no_display_shows_nothing(stream: io.StringIO) -> None:
     with closing(make_display("none", stream)) as display:
-        for shown in (
-            event("start", **START),
-            train(1),
-            evaluation(1),
-            event("end", **END),
-        ):
+        for shown in (event("start", **START), train(1), evaluation(1), event("end", **END)):
             display(shown)
 
     assert stream.getvalue() == ""
@@ -360,9 +298,7 @@ def test_auto_is_plain_where_there_is_no_terminal(stream: io.StringIO) -> None:
     assert isinstance(make_display("auto", stream), PlainDisplay)
 
 
-@pytest.mark.parametrize(
-    ("terminal", "expected"), [("xterm", LiveDisplay), ("dumb", PlainDisplay)]
-)
+@pytest.mark.parametrize(("terminal", "expected"), [("xterm", LiveDisplay), ("dumb", PlainDisplay)])
 def test_auto_is_live_on_a_terminal_that_can_move_its_cursor(
     terminal: str, expected: type[Display], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,9 +338,7 @@ def test_the_live_display_draws_ten_times_a_second_at_most(
     assert len(stream.getvalue()) > drawn
 
 
-def test_evaluations_and_warnings_stay_above_the_bar(
-    live: Display, stream: io.StringIO
-) -> None:
+def test_evaluations_and_warnings_stay_above_the_bar(live: Display, stream: io.StringIO) -> None:
     live(event("start", **START))
     live(train(30))
     live(evaluation(1))
@@ -412,9 +346,7 @@ def test_evaluations_and_warnings_stay_above_the_bar(
     live(event("straggler", message="straggler: rank 3", about_rank=3, about_host="b"))
     live(event("stall", message="stall: rank 1", about_rank=1, about_host="a"))
 
-    assert "epoch  1/20   loss 0.5000   accuracy 90.00%   in 210 ms" in on_screen(
-        stream.getvalue()
-    )
+    assert "epoch  1/20   loss 0.5000   accuracy 90.00%   in 210 ms" in on_screen(stream.getvalue())
     for words in ("warning: small batches", "straggler: rank 3", "stall: rank 1"):
         assert re.search(f"\x1b\\[33m{words}", stream.getvalue())
     assert on_screen(stream.getvalue()).splitlines()[-1].startswith(" loss 0.0667")
@@ -447,10 +379,7 @@ def test_the_cursor_and_the_streams_are_left_as_found_however_it_ends(
 
 def test_the_header_says_which_group_the_rate_is_of(stream: io.StringIO) -> None:
     make_display("plain", stream)(event("start", **{**START, "lr_rates": 3}))
-    assert (
-        "at its peak, the highest of the 3 rates of parameter groups\n"
-        in stream.getvalue()
-    )
+    assert "at its peak, the highest of the 3 rates of parameter groups\n" in stream.getvalue()
 
 
 def test_a_resume_has_words_for_every_cause() -> None:

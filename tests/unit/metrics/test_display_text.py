@@ -132,10 +132,5 @@ def test_the_first_step_is_shown_with_all_that_counts(since: str, words: str) ->
         "data": 0.0,
         "first step": 0.84,
     }
-    event = {
-        "kind": "first_step",
-        "seconds": sum(parts.values()),
-        "since": since,
-        "parts": parts,
-    }
+    event = {"kind": "first_step", "seconds": sum(parts.values()), "since": since, "parts": parts}
     assert display.event_line(event) == words

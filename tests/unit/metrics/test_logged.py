@@ -25,9 +25,7 @@ def pixels_of(png: bytes) -> np.ndarray[Any, Any]:
     assert (png[:8], depth) == (b"\x89PNG\r\n\x1a\n", 8)
     start = png.index(b"IDAT") + 4
     (size,) = struct.unpack(">I", png[start - 8 : start - 4])
-    rows = np.frombuffer(zlib.decompress(png[start : start + size]), np.uint8).reshape(
-        height, -1
-    )
+    rows = np.frombuffer(zlib.decompress(png[start : start + size]), np.uint8).reshape(height, -1)
     assert not rows[:, 0].any()
     return rows[:, 1:].reshape((height, width, 3) if colour == 2 else (height, width))
 
@@ -70,15 +68,9 @@ COLOUR = np.stack([GREY, GREY[::-1], 255 - GREY], axis=2)
         (np.array([[-1.0, 0.5], [2.0, np.nan]]), np.array([[0, 128], [255, 0]])),
     ],
 )
-def test_an_image_is_a_png_in_the_run_folder(
-    image: Any, expected: Any, tmp_path: Path
-) -> None:
+def test_an_image_is_a_png_in_the_run_folder(image: Any, expected: Any, tmp_path: Path) -> None:
     event = logged(image, tmp_path)
-    assert event == {
-        "name": "a/b c",
-        "type": "image",
-        "path": "media/a-b-c-00000040.png",
-    }
+    assert event == {"name": "a/b c", "type": "image", "path": "media/a-b-c-00000040.png"}
     assert np.array_equal(pixels_of((tmp_path / event["path"]).read_bytes()), expected)
 
 
@@ -95,8 +87,7 @@ def test_an_image_is_a_png_in_the_run_folder(
 )
 def test_anything_else_is_refused(value: Any, what: str, tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError,
-        match=f"a/b c cannot be logged: {what}\n  try: log a number, text, or an image",
+        UsageError, match=f"a/b c cannot be logged: {what}\n  try: log a number, text, or an image"
     ):
         logged(value, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -14,9 +14,7 @@ CPU = torch.device("cpu")
 
 def test_sums_are_taken_once() -> None:
     meter = Meter(CPU)
-    meter.add(
-        torch.tensor(6.0), 3, {"correct": torch.tensor(2), "accuracy": torch.tensor(1)}
-    )
+    meter.add(torch.tensor(6.0), 3, {"correct": torch.tensor(2), "accuracy": torch.tensor(1)})
     meter.add(
         torch.tensor(4.0),
         torch.tensor(2),
@@ -43,11 +41,7 @@ def test_a_metric_cannot_have_the_name_of_what_an_event_says_itself(name: str) -
     meter = Meter(CPU)
     message = f"(?s)the metric name '{name}' is reserved.*; reserved names: communication_share, .*, tokens_per_s"
     with pytest.raises(TrainingError, match=message):
-        meter.add(
-            torch.tensor(1.0),
-            1,
-            {"accuracy": torch.tensor(1.0), name: torch.tensor(2.0)},
-        )
+        meter.add(torch.tensor(1.0), 1, {"accuracy": torch.tensor(1.0), name: torch.tensor(2.0)})
 
 
 def test_long_sums_lose_nothing() -> None:

@@ -22,9 +22,7 @@ PNG = encode_png(np.eye(6, 8, dtype=np.uint8))
 def reader_of(folder: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from tensorboard.backend.event_processing.event_accumulator import (
-            EventAccumulator,
-        )
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     reader = EventAccumulator(str(folder))
     reader.Reload()
     return reader
@@ -83,9 +81,7 @@ def test_a_resumed_run_hides_the_steps_it_repeats(tmp_path: Path) -> None:
     assert curves(tmp_path) == {"train/loss": [(1, 1.0), (2, 0.5)]}
 
 
-def test_without_the_package_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(
         MissingExtraError, match=r"--log\.trackers tensorboard needs a package"

@@ -18,21 +18,11 @@ from drumline.base.errors import MissingExtraError
 from drumline.metrics.trackers import tracking
 from drumline.metrics.trackers.mlflow import MLflow
 from drumline.metrics.trackers.tracker import Outcome, Record, past_events, record_of
-from drumline.metrics.trackers.tracking import (
-    Tracking,
-    close_all,
-    has_unfinished_tracker,
-)
+from drumline.metrics.trackers.tracking import Tracking, close_all, has_unfinished_tracker
 from drumline.metrics.trackers.wandb import WeightsAndBiases
 from drumline.runs.events import EventLog, Reporter
 
-STEPS = {
-    "epoch": 1,
-    "lr": 0.1,
-    "samples_per_s": 10.0,
-    "data_share": 0.0,
-    "seconds_left": 1.0,
-}
+STEPS = {"epoch": 1, "lr": 0.1, "samples_per_s": 10.0, "data_share": 0.0, "seconds_left": 1.0}
 
 
 class Remembers:
@@ -59,9 +49,7 @@ class Remembers:
     def write(self, records: Sequence[Record]) -> None:
         self.before("write")
         for record in records:
-            self.points += [
-                (name, record.step, value) for name, value in record.values.items()
-            ]
+            self.points += [(name, record.step, value) for name, value in record.values.items()]
 
     def close(self, outcome: Outcome) -> None:
         self.before("close")
@@ -81,11 +69,7 @@ class Tracked:
         self.reporter = Reporter([self._log, self._hear], rank=0, host="a")
         ids = folder / "trackers" / "memory.json"
         self.sink = Tracking(
-            tracker,
-            folder=folder,
-            event_file=path,
-            id_file=ids,
-            report=self.reporter.report,
+            tracker, folder=folder, event_file=path, id_file=ids, report=self.reporter.report
         )
         self.reporter.add(self.sink)
 
@@ -114,9 +98,7 @@ def release() -> Iterator[threading.Event]:
 
 def test_what_a_tracker_gets_and_how_it_is_called(tmp_path: Path) -> None:
     stamp = {"time": 7.0, "number": 3, "rank": 0, "host": "a", "step": 5}
-    train = record_of(
-        {**stamp, "kind": "train", "loss": 0.5, "grad_norm": 2, **STEPS}, tmp_path
-    )
+    train = record_of({**stamp, "kind": "train", "loss": 0.5, "grad_norm": 2, **STEPS}, tmp_path)
     assert train == Record(
         5,
         7.0,
@@ -137,13 +119,9 @@ def test_what_a_tracker_gets_and_how_it_is_called(tmp_path: Path) -> None:
     }
     image = record_of({**logged, "type": "image", "path": "media/a.png"}, tmp_path)
     assert image.values == {"norm/first": tmp_path / "media" / "a.png"}
-    elsewhere = record_of(
-        {**logged, "type": "image", "path": "../../.ssh/key"}, tmp_path
-    )
+    elsewhere = record_of({**logged, "type": "image", "path": "../../.ssh/key"}, tmp_path)
     assert elsewhere.values == {"norm/first": tmp_path / "media" / "key"}
-    assert not record_of(
-        {**stamp, "kind": "checkpoint", "seconds": 3.0}, tmp_path
-    ).values
+    assert not record_of({**stamp, "kind": "checkpoint", "seconds": 3.0}, tmp_path).values
 
 
 def test_a_run_is_tracked_from_its_first_step_to_its_end(tmp_path: Path) -> None:
@@ -166,16 +144,11 @@ def test_a_run_is_tracked_from_its_first_step_to_its_end(tmp_path: Path) -> None
 
 def test_an_id_that_somebody_else_wrote_is_not_sent_to_a_server(tmp_path: Path) -> None:
     (tmp_path / "trackers").mkdir()
-    (tmp_path / "trackers" / "memory.json").write_text(
-        json.dumps({"run": "' OR name != '"})
-    )
+    (tmp_path / "trackers" / "memory.json").write_text(json.dumps({"run": "' OR name != '"}))
     tracker = Remembers()
     run = Tracked(tmp_path, tracker)
     run.train(1)
-    assert (
-        "in place of the id of a run; remove the file; training continues"
-        in run.close()[0]
-    )
+    assert "in place of the id of a run; remove the file; training continues" in run.close()[0]
     assert tracker.opened == []
 
 
@@ -188,12 +161,8 @@ def test_nothing_is_tracked_of_a_start_that_is_refused(tmp_path: Path) -> None:
     assert (tracker.opened, tracker.outcome) == ([], None)
 
 
-@pytest.mark.parametrize(
-    ("kind", "outcome"), [("error", "failed"), ("preempted", "preempted")]
-)
-def test_a_tracker_is_told_how_the_run_ended(
-    tmp_path: Path, kind: Any, outcome: Outcome
-) -> None:
+@pytest.mark.parametrize(("kind", "outcome"), [("error", "failed"), ("preempted", "preempted")])
+def test_a_tracker_is_told_how_the_run_ended(tmp_path: Path, kind: Any, outcome: Outcome) -> None:
     tracker = Remembers()
     run = Tracked(tmp_path, tracker)
     run.train(1)
@@ -226,9 +195,7 @@ def test_a_resumed_run_continues_and_has_each_step_once(
     run.reporter.report("resume", step=4, path="")
     run.train(5, 6)
     assert run.close() == []
-    assert {run for run, _ in first.opened + tracker.opened} == {first.opened[0][0]}, (
-        "one run"
-    )
+    assert {run for run, _ in first.opened + tracker.opened} == {first.opened[0][0]}, "one run"
     assert tracker.opened[0][1] == 4
     assert tracker.losses() == expected
 
@@ -335,14 +302,10 @@ def test_two_slow_trackers_have_one_limit(
     assert sum(passed) < 2 * tracking.MAX_CLOSE_S
     for run in runs:
         (warning,) = run.close()
-        assert warning.startswith(
-            "memory does not answer, and lacks 1 of 1 events of this run; "
-        )
+        assert warning.startswith("memory does not answer, and lacks 1 of 1 events of this run; ")
 
 
-def test_a_tracker_that_fails_is_warned_of_once_and_gets_the_rest(
-    tmp_path: Path,
-) -> None:
+def test_a_tracker_that_fails_is_warned_of_once_and_gets_the_rest(tmp_path: Path) -> None:
     tracker = Remembers()
     failed = []
 
@@ -350,9 +313,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_gets_the_rest(
         if call == "write" and len(failed) < 2:
             failed.append(threading.Event())
             failed[-1].set()
-            raise ConnectionError(
-                "http://me:sec@ret@server:5000/api refused it\nand more"
-            )
+            raise ConnectionError("http://me:sec@ret@server:5000/api refused it\nand more")
 
     tracker.before = fail
     run = Tracked(tmp_path, tracker)
@@ -407,9 +368,7 @@ def test_a_tracker_that_never_comes_does_not_hold_the_end_up(tmp_path: Path) -> 
     ]
 
 
-@pytest.mark.parametrize(
-    ("maker", "package"), [(WeightsAndBiases, "wandb"), (MLflow, "mlflow")]
-)
+@pytest.mark.parametrize(("maker", "package"), [(WeightsAndBiases, "wandb"), (MLflow, "mlflow")])
 def test_without_its_package_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: Any, package: str
 ) -> None:

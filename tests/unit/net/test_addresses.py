@@ -14,9 +14,7 @@ from drumline.net.interfaces import check_is_own, own_address, own_binding
 
 def test_the_address_that_leads_to_the_others() -> None:
     assert own_address("127.0.0.1") == "127.0.0.1"
-    with pytest.raises(
-        PreflightError, match=r"MASTER_ADDR nowhere\.invalid is unreachable from"
-    ):
+    with pytest.raises(PreflightError, match=r"MASTER_ADDR nowhere\.invalid is unreachable from"):
         own_address("nowhere.invalid")
 
 
@@ -52,20 +50,12 @@ def test_the_first_node_must_have_the_address_of_the_rendezvous(
     ],
 )
 def test_a_store_listens_where_the_others_find_it_and_nowhere_else(
-    monkeypatch: pytest.MonkeyPatch,
-    host: str,
-    leads_to: list[str],
-    networks: list[str],
-    bound: str,
+    monkeypatch: pytest.MonkeyPatch, host: str, leads_to: list[str], networks: list[str], bound: str
 ) -> None:
-    answers = [
-        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
-        for address in leads_to
-    ]
+    answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in leads_to]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
     outside = [
-        SimpleNamespace(address=address, is_loopback=False, is_up=True)
-        for address in networks
+        SimpleNamespace(address=address, is_loopback=False, is_up=True) for address in networks
     ]
     monkeypatch.setattr("drumline.net.interfaces.interfaces", lambda: outside)
     assert own_binding(host) == bound

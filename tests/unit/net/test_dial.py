@@ -11,13 +11,7 @@ import pytest
 
 from drumline.base.text import print_message
 from drumline.net import dial
-from drumline.net.dial import (
-    ProbeListener,
-    ProbeTarget,
-    Reason,
-    WaitNotice,
-    probe_hosts,
-)
+from drumline.net.dial import ProbeListener, ProbeTarget, Reason, WaitNotice, probe_hosts
 
 
 def test_a_wait_is_reported_soon_and_then_at_intervals_that_grow(
@@ -35,14 +29,9 @@ def test_a_wait_is_reported_soon_and_then_at_intervals_that_grow(
     assert due_seconds == [[5, 20, 65, 200], list(range(1, 600))]
 
 
-def test_on_a_terminal_a_wait_is_one_line_that_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_a_terminal_a_wait_is_one_line_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     screen, terminal = os.openpty()
-    with (
-        os.fdopen(terminal, "w") as stderr,
-        os.fdopen(screen, "rb", buffering=0) as shown,
-    ):
+    with os.fdopen(terminal, "w") as stderr, os.fdopen(screen, "rb", buffering=0) as shown:
         monkeypatch.setattr(sys, "stderr", stderr)
         monkeypatch.setenv("COLUMNS", "30")
         notice = WaitNotice(first_s=0)
@@ -55,9 +44,7 @@ def test_on_a_terminal_a_wait_is_one_line_that_counts(
         read = b""
         while not read.endswith(b"\n"):
             read += shown.read(4096)
-        assert read == b"".join(
-            clear + line for line in [*lines, b"", b"drumline: 2 ranks\r\n"]
-        )
+        assert read == b"".join(clear + line for line in [*lines, b"", b"drumline: 2 ranks\r\n"])
 
 
 def test_many_targets_answer_at_once_and_wrong_hosts_do_not_count() -> None:
@@ -68,9 +55,7 @@ def test_many_targets_answer_at_once_and_wrong_hosts_do_not_count() -> None:
     ]
     try:
         assert probe_hosts(doors) == {}
-        other_host = ProbeTarget(
-            7, "here", "lo", "127.0.0.1", opened[0].port, opened[1].token
-        )
+        other_host = ProbeTarget(7, "here", "lo", "127.0.0.1", opened[0].port, opened[1].token)
         assert probe_hosts([other_host]) == {7: Reason.WRONG_HOST}
     finally:
         for listener in opened:
@@ -90,8 +75,6 @@ def test_a_connection_that_ends_early_is_another_host(reply: bytes, cause: str) 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         answering = threading.Thread(target=answer)
         answering.start()
-        closed = ProbeTarget(
-            1, "x", "lo", "127.0.0.1", listener.getsockname()[1], "word"
-        )
+        closed = ProbeTarget(1, "x", "lo", "127.0.0.1", listener.getsockname()[1], "word")
         assert probe_hosts([closed]) == {1: cause}
         answering.join()

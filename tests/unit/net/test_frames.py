@@ -34,10 +34,7 @@ from drumline.net.frames import (
         (b"[1, 2]", "received what is not a JSON object: b'[1, 2]'"),
         (b"\xff\xfe", "received what is not JSON"),
         (b"[" * 100_000, "received what is not JSON"),
-        (
-            b" " * (MAX_BYTES + 1),
-            "received a line of more than 1,048,576 bytes, the limit",
-        ),
+        (b" " * (MAX_BYTES + 1), "received a line of more than 1,048,576 bytes, the limit"),
     ],
 )
 def test_junk_is_named(line: bytes, words: str) -> None:
@@ -54,17 +51,12 @@ def test_any_bytes_are_a_message_or_an_error_of_ours(line: bytes) -> None:
 
 
 def test_a_message_that_is_too_large_is_not_sent() -> None:
-    with pytest.raises(
-        FrameError, match=r"a frame of .* bytes is over the limit of 1,048,576"
-    ):
+    with pytest.raises(FrameError, match=r"a frame of .* bytes is over the limit of 1,048,576"):
         Session().encode({"text": "x" * MAX_BYTES})
 
 
 def test_a_number_that_is_none_is_not_sent_nor_taken() -> None:
-    assert decode(encode({"never": math.inf, "text": "NaN"})) == {
-        "never": math.inf,
-        "text": "NaN",
-    }
+    assert decode(encode({"never": math.inf, "text": "NaN"})) == {"never": math.inf, "text": "NaN"}
     for number in (math.nan, -math.inf):
         with pytest.raises(FrameError, match="is not a number"):
             encode({"value": number})
@@ -94,9 +86,7 @@ def test_a_line_that_never_ends_is_not_kept() -> None:
     source, target = os.pipe()
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(_write_all, target, b"x" * (MAX_BYTES + (1 << 20)))
-        with pytest.raises(
-            FrameError, match="received a line of more than 1,048,576 bytes"
-        ):
+        with pytest.raises(FrameError, match="received a line of more than 1,048,576 bytes"):
             FrameReader(source).next(10)
         os.close(source)
         writing.result()
@@ -123,18 +113,13 @@ def test_lines_are_split_wherever_they_arrive_in_pieces() -> None:
 def test_a_sealed_line_is_of_one_direction_and_one_place_in_it() -> None:
     sender = Session(b"a", b"b")
     receiver = Session(b"b", b"a")
-    first, second = (
-        sender.encode({"number": number}).removesuffix(b"\n") for number in (1, 2)
-    )
+    first, second = (sender.encode({"number": number}).removesuffix(b"\n") for number in (1, 2))
     for line in (second, first.replace(b"1}", b"3}"), first[65:], b""):
         with pytest.raises(FrameError, match="wrong seal"):
             receiver.decode(line)
     with pytest.raises(FrameError, match="wrong seal"):
         sender.decode(first)
-    assert [receiver.decode(line) for line in (first, second)] == [
-        {"number": 1},
-        {"number": 2},
-    ]
+    assert [receiver.decode(line) for line in (first, second)] == [{"number": 1}, {"number": 2}]
     with pytest.raises(FrameError, match="wrong seal"):
         receiver.decode(second)
 

@@ -22,9 +22,7 @@ from drumline.net.handshake import (
 SECRET = b"a secret of these tests"
 
 
-def shake(
-    dialler: Handshake, listener: Handshake, **changes: Any
-) -> tuple[Agreed, Agreed]:
+def shake(dialler: Handshake, listener: Handshake, **changes: Any) -> tuple[Agreed, Agreed]:
     """`changes`: to the first message, on its way."""
     next(listener)
     challenge = listener.send({**_sent(next(dialler)), **changes})
@@ -43,17 +41,13 @@ def _sent(message: Message | None) -> Message:
 
 
 def test_both_sides_agree_on_who_is_there_and_on_keys() -> None:
-    dialled, heard = shake(
-        dial(SECRET, "watch", 1, 0, nodes=2), answer(SECRET, "watch", 0, {1})
-    )
+    dialled, heard = shake(dial(SECRET, "watch", 1, 0, nodes=2), answer(SECRET, "watch", 0, {1}))
     assert (dialled.node, heard.node) == (0, 1)
     line = dialled.session.encode({"number": 1}).removesuffix(b"\n")
     assert heard.session.decode(line) == {"number": 1}
     second_dial, _ = shake(dial(SECRET, "watch", 1, 0), answer(SECRET, "watch", 0, {1}))
     with pytest.raises(FrameError, match="wrong seal"):
-        heard.session.decode(
-            second_dial.session.encode({"number": 2}).removesuffix(b"\n")
-        )
+        heard.session.decode(second_dial.session.encode({"number": 2}).removesuffix(b"\n"))
 
 
 def test_without_a_secret_lines_are_plain() -> None:
@@ -62,18 +56,12 @@ def test_without_a_secret_lines_are_plain() -> None:
     assert heard.last == {"proof": None}
 
 
-@pytest.mark.parametrize(
-    "changes", [{"node": 2}, {"nodes": 3}, {"more": 1}, {"nonce": "0" * 32}]
-)
+@pytest.mark.parametrize("changes", [{"node": 2}, {"nodes": 3}, {"more": 1}, {"nonce": "0" * 32}])
 def test_a_proof_is_over_all_of_the_first_message(changes: dict[str, Any]) -> None:
     with pytest.raises(
         RefusedError, match=r"DRUMLINE_SECRET of node \d differs from that of node 0"
     ):
-        shake(
-            dial(SECRET, "watch", 1, 0, nodes=2),
-            answer(SECRET, "watch", 0, {1, 2}),
-            **changes,
-        )
+        shake(dial(SECRET, "watch", 1, 0, nodes=2), answer(SECRET, "watch", 0, {1, 2}), **changes)
 
 
 @pytest.mark.parametrize(

@@ -98,13 +98,7 @@ def test_this_machines_own_networks_are_found() -> None:
     names = [interface.name for interface in networks]
     assert names == [name for _, name in socket.if_nameindex()]
     loopback = networks[names.index("lo")]
-    assert (loopback.address, loopback.is_up, loopback.is_loopback) == (
-        "127.0.0.1",
-        True,
-        True,
-    )
+    assert (loopback.address, loopback.is_up, loopback.is_loopback) == ("127.0.0.1", True, True)
     assert loopback.mtu > 1000
-    assert interface_towards(networks, "127.0.0.1") is None, (
-        "that way does not leave the host"
-    )
+    assert interface_towards(networks, "127.0.0.1") is None, "that way does not leave the host"
     assert interface_towards(networks, "no-such-host.invalid") is None

@@ -21,10 +21,7 @@ class Attention(nn.Module):
 
 def mlp() -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(WIDTH, 4 * WIDTH),
-        nn.GELU(),
-        nn.Linear(4 * WIDTH, WIDTH),
-        nn.Dropout(0.1),
+        nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1)
     )
 
 
@@ -43,10 +40,7 @@ class NanoGPT(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        parts = {
-            "wte": nn.Embedding(50, WIDTH),
-            "h": nn.ModuleList(Block() for _ in range(12)),
-        }
+        parts = {"wte": nn.Embedding(50, WIDTH), "h": nn.ModuleList(Block() for _ in range(12))}
         self.transformer = nn.ModuleDict({**parts, "ln_f": nn.LayerNorm(WIDTH)})
         self.lm_head = nn.Linear(WIDTH, 50, bias=False)
         self.transformer["wte"].weight = self.lm_head.weight
@@ -92,9 +86,7 @@ class PairsViT(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.ModuleList([Attention(), FeedForward()]) for _ in range(5)
-        )
+        self.layers = nn.ModuleList(nn.ModuleList([Attention(), FeedForward()]) for _ in range(5))
 
 
 class FeedForward(nn.Module):
@@ -116,9 +108,7 @@ class BasicBlock(nn.Module):
 
 
 def stage(channels_in: int, channels: int) -> nn.Sequential:
-    return nn.Sequential(
-        BasicBlock(channels_in, channels), BasicBlock(channels, channels)
-    )
+    return nn.Sequential(BasicBlock(channels_in, channels), BasicBlock(channels, channels))
 
 
 class ResNet(nn.Module):
@@ -185,12 +175,7 @@ class UNet(nn.Module):
 
 def encoder_decoder() -> nn.Module:
     return nn.Transformer(
-        WIDTH,
-        2,
-        num_encoder_layers=3,
-        num_decoder_layers=4,
-        dim_feedforward=16,
-        batch_first=True,
+        WIDTH, 2, num_encoder_layers=3, num_decoder_layers=4, dim_feedforward=16, batch_first=True
     )
 
 
@@ -218,9 +203,7 @@ def one_block() -> nn.Module:
 
 def plain_blocks() -> nn.Module:
     """Blocks that have no class of their own."""
-    return nn.Sequential(
-        nn.Linear(4, WIDTH), *(mlp() for _ in range(5)), nn.Linear(WIDTH, 2)
-    )
+    return nn.Sequential(nn.Linear(4, WIDTH), *(mlp() for _ in range(5)), nn.Linear(WIDTH, 2))
 
 
 class NoList(nn.Module):
@@ -248,9 +231,7 @@ class OwnParameters(nn.Module):
 
 
 def own_parameters() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(4, 4), OwnParameters(), OwnParameters(), OwnParameters()
-    )
+    return nn.Sequential(nn.Linear(4, 4), OwnParameters(), OwnParameters(), OwnParameters())
 
 
 @pytest.mark.parametrize(
@@ -264,10 +245,7 @@ def own_parameters() -> nn.Module:
         (ResNet, "6 x BasicBlock"),
         (StagedNet, "6 x BasicBlock"),
         (UNet, "5 x DoubleConv"),
-        (
-            encoder_decoder,
-            "4 x TransformerDecoderLayer and 3 x TransformerEncoderLayer",
-        ),
+        (encoder_decoder, "4 x TransformerDecoderLayer and 3 x TransformerEncoderLayer"),
         (Mixture, "4 x MixtureBlock"),
         (one_block, "1 x Block"),
         (plain_blocks, "5 x Sequential"),
@@ -283,6 +261,4 @@ def test_blocks_are_what_repeats_and_holds_most_parameters(
 
 
 def test_tied_weights_do_not_make_the_embedding_a_block() -> None:
-    assert set(find_blocks(NanoGPT())) == {
-        f"transformer.h.{number}" for number in range(12)
-    }
+    assert set(find_blocks(NanoGPT())) == {f"transformer.h.{number}" for number in range(12)}

@@ -43,11 +43,7 @@ class Blocks(Block):
 
 
 def use_of(model: nn.Module) -> BlockUse:
-    sharded = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, Block)
-    }
+    sharded = {name: module for name, module in model.named_modules() if isinstance(module, Block)}
     return BlockUse(sharded, mode="fsdp", finds_unused=False)
 
 

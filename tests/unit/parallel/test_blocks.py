@@ -21,9 +21,7 @@ def gpt() -> GPT:
 
 
 def tied() -> nn.Module:
-    model = nn.Sequential(
-        nn.Embedding(11, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 11)
-    )
+    model = nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 11))
     model[3].weight = model[0].weight
     return model
 
@@ -51,8 +49,7 @@ def test_blocks_are_named_by_class_or_by_size_from_the_inside_out() -> None:
         for name in ("attention", "mlp_in", "mlp_out")
     ]
     with pytest.raises(
-        UsageError,
-        match=r"--dist.wrap: GPT has no module of class 'Blok': did you mean 'Block'\?",
+        UsageError, match=r"--dist.wrap: GPT has no module of class 'Blok': did you mean 'Block'\?"
     ):
         find_blocks(gpt(), ["Blok"])
 
@@ -62,9 +59,7 @@ def test_rows_are_split_as_torch_does_it(length: int) -> None:
     for count in (1, 2, 3, 4):
         chunks = [len(chunk) for chunk in torch.chunk(torch.arange(length), count)]
         rows = [split_rows(length, number, count) for number in range(count)]
-        assert [stop - start for start, stop in rows] == chunks + [0] * (
-            count - len(chunks)
-        )
+        assert [stop - start for start, stop in rows] == chunks + [0] * (count - len(chunks))
 
 
 def test_weights_depend_on_the_seed_and_the_name_not_on_the_order() -> None:
@@ -154,17 +149,12 @@ def test_a_tensor_that_the_method_leaves_out_is_refused(dtype: torch.dtype) -> N
 def test_every_nth_block_of_any_model_is_recomputed_with_the_same_gradients() -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(
-        *(
-            nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
-            for _ in range(3)
-        )
+        *(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)) for _ in range(3))
     )
     model = copy.deepcopy(plain)
     recompute_blocks(model, "every:2", ["Linear", "BatchNorm1d"])
     copied = copy.deepcopy(model)
-    assert [
-        name for name, module in model.named_modules() if "forward" in vars(module)
-    ] == [
+    assert [name for name, module in model.named_modules() if "forward" in vars(module)] == [
         "0.0",
         "1.0",
         "2.0",

@@ -34,7 +34,6 @@ def test_by_updates_not_by_passes() -> None:
 
 def test_ranks_that_train_alone_for_a_while_are_not_compared() -> None:
     assert steps(list(range(301)), alone={4}) == [1]
-    assert steps([place // 2 for place in range(30)], alone=set(range(0, 30, 2))) == [
-        1,
-        10,
-    ], "gradients accumulate"
+    assert steps([place // 2 for place in range(30)], alone=set(range(0, 30, 2))) == [1, 10], (
+        "gradients accumulate"
+    )

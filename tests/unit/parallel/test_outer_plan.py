@@ -31,12 +31,7 @@ WRONG = (
 
 @pytest.mark.parametrize(
     ("text", "steps"),
-    [
-        ("step", 0),
-        ("local:1", 1),
-        ("diloco:500", 500),
-        *((text, None) for text in WRONG),
-    ],
+    [("step", 0), ("local:1", 1), ("diloco:500", 500), *((text, None) for text in WRONG)],
 )
 def test_the_forms_of_the_setting(text: str, steps: int | None) -> None:
     assert sync_interval(text) == steps
@@ -44,10 +39,7 @@ def test_the_forms_of_the_setting(text: str, steps: int | None) -> None:
 
 def test_each_part_has_one_round_in_h_steps() -> None:
     plan = SyncPlan(every=10, parts=3)
-    rounds = {
-        step: [part for part in range(3) if plan.is_due(part, step)]
-        for step in range(1, 21)
-    }
+    rounds = {step: [part for part in range(3) if plan.is_due(part, step)] for step in range(1, 21)}
     assert {step: parts for step, parts in rounds.items() if parts} == {
         3: [0], 6: [1], 10: [2], 13: [0], 16: [1], 20: [2]
     }  # fmt: skip
@@ -56,23 +48,17 @@ def test_each_part_has_one_round_in_h_steps() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_parts_are_consecutive_and_about_as_large(count: int) -> None:
     sizes = [100, 1, 100, 1, 98]
-    parameters = {
-        str(number): nn.Parameter(torch.zeros(size))
-        for number, size in enumerate(sizes)
-    }
+    parameters = {str(number): nn.Parameter(torch.zeros(size)) for number, size in enumerate(sizes)}
     parts = split_evenly(parameters, count)
     assert [name for part in parts for name in part] == list(parameters)
     assert len(parts) == count
     assert all(parts)
-    largest = max(
-        sum(parameter.numel() for parameter in part.values()) for part in parts
-    )
+    largest = max(sum(parameter.numel() for parameter in part.values()) for part in parts)
     assert largest <= 300 / count + 100
 
 
 @pytest.mark.parametrize(
-    ("wire", "bytes_each", "most"),
-    [("fp32", 4, 0.0), ("bf16", 2, 1 / 256), ("int8", 1, 1 / 254)],
+    ("wire", "bytes_each", "most"), [("fp32", 4, 0.0), ("bf16", 2, 1 / 256), ("int8", 1, 1 / 254)]
 )
 def test_what_bytes_lose(wire: str, bytes_each: int, most: float) -> None:
     torch.manual_seed(1)
@@ -83,9 +69,7 @@ def test_what_bytes_lose(wire: str, bytes_each: int, most: float) -> None:
     assert sent.shape[1] == pytest.approx(4 * BLOCK * bytes_each, rel=0.02)
     again = decode(sent, wire, torch.float32)
     largest = rows.unflatten(1, (-1, BLOCK)).abs().amax(2, keepdim=True)
-    assert (
-        (again - rows).unflatten(1, (-1, BLOCK)).abs() <= most * largest + 1e-30
-    ).all()
+    assert ((again - rows).unflatten(1, (-1, BLOCK)).abs() <= most * largest + 1e-30).all()
 
 
 # A checkpoint that was saved while a part was on its way, resumed with other settings
@@ -120,9 +104,7 @@ class Counted:
 
     def own(self) -> set[float]:
         return {
-            value
-            for parameter in self.model.parameters()
-            for value in parameter.flatten().tolist()
+            value for parameter in self.model.parameters() for value in parameter.flatten().tolist()
         }
 
     def shared(self) -> set[float]:
@@ -170,9 +152,7 @@ def test_what_was_on_its_way_is_sent_again_in_other_parts(
 
 
 def test_a_replica_that_missed_the_end_of_a_round_keeps_its_steps_since() -> None:
-    groups = ReplicaGroups(
-        members=(0,), leaders=(0, 1), within=None, across=None, weight=0.5
-    )
+    groups = ReplicaGroups(members=(0,), leaders=(0, 1), within=None, across=None, weight=0.5)
     model = nn.Linear(2, 1, bias=False)
     sync = OuterSync(model, SyncPlan(every=4, overlap=2), groups, sends_buffers=False)
     begun = torch.tensor([1.0, 1.0])
@@ -202,9 +182,7 @@ def test_a_round_has_not_ended_before_all_ranks_have_its_buffers(
     """A node is lost while the buffers are sent: the round is repeated, and the shared buffers are
     as before."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    groups = ReplicaGroups(
-        members=(0,), leaders=(0,), within=None, across=None, weight=1.0
-    )
+    groups = ReplicaGroups(members=(0,), leaders=(0,), within=None, across=None, weight=1.0)
     sync = OuterSync(model, SyncPlan(every=5), groups, sends_buffers=True)
     model(torch.randn(6, 3))
 

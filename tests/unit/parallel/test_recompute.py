@@ -21,18 +21,13 @@ from tests.ranks import run_ranks
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(5))
 TOKENS = torch.randint(0, 13, (3, 8), generator=torch.Generator().manual_seed(5))
 
-resnet = partial(
-    MiniResNet, in_channels=1, num_classes=4, widths=(4, 8), blocks=2, dropout=0.3
-)
+resnet = partial(MiniResNet, in_channels=1, num_classes=4, widths=(4, 8), blocks=2, dropout=0.3)
 gpt = partial(GPT, vocab_size=13, context=8, layers=3, heads=2, width=16, dropout=0.3)
 with_and_without_training = pytest.mark.parametrize(
     ("build", "batch"), [(resnet, IMAGES), (gpt, TOKENS)], ids=["resnet", "gpt"]
 )
 # One block is enough to compile, which takes long.
-SHORT = (
-    (partial(resnet, blocks=1, widths=(4,)), IMAGES),
-    (partial(gpt, layers=1), TOKENS),
-)
+SHORT = ((partial(resnet, blocks=1, widths=(4,)), IMAGES), (partial(gpt, layers=1), TOKENS))
 
 
 def two_steps(
@@ -46,13 +41,9 @@ def two_steps(
         loss.backward()
         losses.append(loss.detach())
     gradients = {
-        f"gradient of {name}": p.grad
-        for name, p in model.named_parameters()
-        if p.grad is not None
+        f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None
     }
-    buffers = {
-        f"buffer {name}": buffer.clone() for name, buffer in model.named_buffers()
-    }
+    buffers = {f"buffer {name}": buffer.clone() for name, buffer in model.named_buffers()}
     return {
         **gradients,
         **buffers,
@@ -75,18 +66,14 @@ def test_same_gradients_buffers_and_random_state_bit_for_bit(
     result = two_steps(recomputed.train(mode == "train"), batch)
 
     assert expected.keys() == result.keys()
-    assert [
-        name for name in expected if not torch.equal(expected[name], result[name])
-    ] == []
+    assert [name for name in expected if not torch.equal(expected[name], result[name])] == []
 
 
 @pytest.mark.parametrize("value", ["selective", True])
 def test_a_users_attribute_of_the_same_name_means_nothing_while_the_setting_is_off(
     value: bool | str,
 ) -> None:
-    model = nn.Sequential(
-        *(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))
-    )
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
     model.activation_checkpointing = value  # type: ignore[assignment]
     task: Any = SimpleNamespace(model=lambda: model)
     with RunManager(seed=0) as ddp:
@@ -105,9 +92,7 @@ def test_the_blocks_that_the_setting_chooses_are_those_that_a_model_of_ours_comp
 
 
 @with_and_without_training
-def test_the_buffers_stay_the_same_objects(
-    build: Callable[..., nn.Module], batch: Tensor
-) -> None:
+def test_the_buffers_stay_the_same_objects(build: Callable[..., nn.Module], batch: Tensor) -> None:
     model = build(activation_checkpointing=True)
     before = {name: id(buffer) for name, buffer in model.named_buffers()}
 
@@ -117,9 +102,7 @@ def test_the_buffers_stay_the_same_objects(
 
 
 @with_and_without_training
-def test_fewer_activations_are_held(
-    build: Callable[..., nn.Module], batch: Tensor
-) -> None:
+def test_fewer_activations_are_held(build: Callable[..., nn.Module], batch: Tensor) -> None:
     def bytes_held(model: nn.Module) -> int:
         held: dict[int, int] = {}
 

@@ -18,9 +18,7 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def test_optimizer_state_is_seen_once_it_is_there_and_named_as_in_a_checkpoint() -> (
-    None
-):
+def test_optimizer_state_is_seen_once_it_is_there_and_named_as_in_a_checkpoint() -> None:
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters())
     before = replica_tensors(model, optimizer, include_buffers=True)
@@ -39,9 +37,7 @@ def test_optimizer_state_is_seen_once_it_is_there_and_named_as_in_a_checkpoint()
     assert after["1.bias/exp_avg_sq"] is optimizer.state[model[1].bias]["exp_avg_sq"]
 
 
-def test_lists_of_tensors_in_optimizer_state_are_seen_and_named_as_in_a_checkpoint() -> (
-    None
-):
+def test_lists_of_tensors_in_optimizer_state_are_seen_and_named_as_in_a_checkpoint() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
 
@@ -52,19 +48,14 @@ def test_lists_of_tensors_in_optimizer_state_are_seen_and_named_as_in_a_checkpoi
         return loss
 
     optimizer.step(closure)
-    tensors = set(replica_tensors(model, optimizer, include_buffers=True)) - {
-        "weight",
-        "bias",
-    }
+    tensors = set(replica_tensors(model, optimizer, include_buffers=True)) - {"weight", "bias"}
     assert tensors == set(optimizer_state(model, optimizer)[0])
     assert "weight/old_dirs/0" in tensors
 
 
 def test_buffers_can_be_left_out() -> None:
     model = small_model()
-    tensors = replica_tensors(
-        model, torch.optim.SGD(model.parameters()), include_buffers=False
-    )
+    tensors = replica_tensors(model, torch.optim.SGD(model.parameters()), include_buffers=False)
     assert list(tensors) == [name for name, _ in model.named_parameters()]
 
 
@@ -74,7 +65,5 @@ def test_what_ddp_ignores_may_differ_across_ranks() -> None:
     trained(model, optimizer)
     model._ddp_params_and_buffers_to_ignore = ["0.weight", "1.running_mean"]  # type: ignore[assignment]
     tensors = replica_tensors(model, optimizer, include_buffers=True)
-    assert not [
-        name for name in tensors if name.startswith(("0.weight", "1.running_mean"))
-    ]
+    assert not [name for name in tensors if name.startswith(("0.weight", "1.running_mean"))]
     assert "0.bias/exp_avg" in tensors

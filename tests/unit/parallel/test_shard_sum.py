@@ -28,18 +28,14 @@ def tree(num_shards: int, world_size: int) -> list[str]:
     for rank in range(world_size):
         sums: list[tuple[TreeNode, Sum]] = []
         for shard in shards_of_rank(rank, num_shards=num_shards, world_size=world_size):
-            fold(
-                sums, (TreeNode(shard, shard + 1), Sum(str(shard))), num_shards, Sum.add
-            )
+            fold(sums, (TreeNode(shard, shard + 1), Sum(str(shard))), num_shards, Sum.add)
         for part in sums:
             fold(total, part, num_shards, Sum.add)
     return [part.text for _, part in total]
 
 
 @given(st.integers(1, 40), st.integers(1, 45))
-def test_the_order_of_a_sum_does_not_depend_on_the_ranks(
-    num_shards: int, world_size: int
-) -> None:
+def test_the_order_of_a_sum_does_not_depend_on_the_ranks(num_shards: int, world_size: int) -> None:
     assert tree(num_shards, world_size) == tree(num_shards, 1)
     assert len(tree(num_shards, 1)) == 1
 

@@ -40,9 +40,7 @@ def test_a_wrapped_method() -> None:
         Model.forward = before  # type: ignore[method-assign]
 
 
-def test_a_torch_that_cannot_be_observed_is_reported_and_trained_with(
-    tmp_path: Path,
-) -> None:
+def test_a_torch_that_cannot_be_observed_is_reported_and_trained_with(tmp_path: Path) -> None:
     """One that lacks what is wrapped: here, a package of that name with nothing in it."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()

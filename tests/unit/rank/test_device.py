@@ -43,15 +43,10 @@ def meet(gpus: Sequence[str | None]) -> list[str]:
 
     def rank(number: int) -> str:
         topology = Topology(
-            rank=number,
-            world_size=len(gpus),
-            local_rank=number,
-            local_world_size=len(gpus),
+            rank=number, world_size=len(gpus), local_rank=number, local_world_size=len(gpus)
         )
         try:
-            join_rendezvous(
-                store, topology, StartOptions(timeout_s=20), gpu=gpus[number]
-            )
+            join_rendezvous(store, topology, StartOptions(timeout_s=20), gpu=gpus[number])
         except PreflightError as error:
             return str(error)
         return ""
@@ -70,9 +65,7 @@ def test_ranks_that_would_share_a_gpu_are_refused_on_all() -> None:
     assert "--gpus-per-task=1" in text
 
 
-def test_ranks_may_share_a_gpu_with_an_nccl_hostid_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_may_share_a_gpu_with_an_nccl_hostid_each(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         uuid = "GPU-1"
 

@@ -41,9 +41,7 @@ def diagnose(folder: Path, **content: object) -> None:
     (folder / "diagnosis.json").write_text(json.dumps(record))
 
 
-def test_a_rank_that_lost_a_peer_reports_what_the_diagnosis_blames(
-    folder: Path,
-) -> None:
+def test_a_rank_that_lost_a_peer_reports_what_the_diagnosis_blames(folder: Path) -> None:
     diagnose(folder)
     first = claim(LOST, folder)
     assert first is not None

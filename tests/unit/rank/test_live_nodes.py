@@ -43,10 +43,7 @@ SECRET = "0123456789abcdef" * 2
 
 
 def live(
-    topology: Topology,
-    *,
-    patience_s: float,
-    has_finished: Callable[[], bool] = lambda: False,
+    topology: Topology, *, patience_s: float, has_finished: Callable[[], bool] = lambda: False
 ) -> LiveNodes:
     return LiveNodes(
         topology,
@@ -60,9 +57,7 @@ def live(
 def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """It plays all nodes here, and would close the connections of all of them. A thread that is in
     torch's store when Python exits may end the process by SIGABRT: none is left."""
-    monkeypatch.setattr(
-        live_nodes, "close_connections", lambda addresses, **ports: None
-    )
+    monkeypatch.setattr(live_nodes, "close_connections", lambda addresses, **ports: None)
     yield
     for node in [node for bed in Bed.made for node in bed.nodes]:
         node.leave()
@@ -88,8 +83,7 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
             results[place] = error
 
     threads = [
-        threading.Thread(target=run, args=(place,), daemon=True)
-        for place in range(len(calls))
+        threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(calls))
     ]
     for thread in threads:
         thread.start()
@@ -104,9 +98,7 @@ class Bed:
 
     made: ClassVar[list[Bed]] = []
 
-    def __init__(
-        self, count: int, patience_s: float = 30.0, facts: Facts | None = None
-    ) -> None:
+    def __init__(self, count: int, patience_s: float = 30.0, facts: Facts | None = None) -> None:
         self.made.append(self)
         self.count = count
         self.port = free_port()
@@ -123,10 +115,7 @@ class Bed:
         for node in self.nodes:
             node.facts = facts or {}
         # Each with a connection of its own: one that waits in a shared one would block the others.
-        each = [
-            replace(self.rendezvous, store=self.rendezvous.store.clone())
-            for _ in self.nodes
-        ]
+        each = [replace(self.rendezvous, store=self.rendezvous.store.clone()) for _ in self.nodes]
         together(
             *(
                 partial(node.begin, rendezvous)
@@ -135,9 +124,7 @@ class Bed:
         )
 
     def new(self, number: int) -> LiveNodes:
-        topology = Topology(
-            number, self.count, 0, 1, "127.0.0.1", self.port, secret=SECRET
-        )
+        topology = Topology(number, self.count, 0, 1, "127.0.0.1", self.port, secret=SECRET)
         return live(topology, patience_s=self.patience_s)
 
     def kill(self, *numbers: int) -> None:
@@ -152,20 +139,14 @@ def test_the_rest_agrees_and_ranks_have_no_gap() -> None:
     bed = Bed(3)
     bed.kill(1)
     first, last = together(bed.nodes[0].regroup, bed.nodes[2].regroup)
-    assert [(topology.rank, topology.world_size) for topology in (first, last)] == [
-        (0, 2),
-        (1, 2),
-    ]
+    assert [(topology.rank, topology.world_size) for topology in (first, last)] == [(0, 2), (1, 2)]
     assert (
         (last.master_addr, last.master_port)
         == (first.master_addr, first.master_port)
         == ("127.0.0.1", bed.port)
     )
     group = bed.nodes[2].latest
-    assert (group.generation, [member.number for member in group.members]) == (
-        1,
-        [0, 2],
-    )
+    assert (group.generation, [member.number for member in group.members]) == (1, [0, 2])
     assert [name.startswith("node 1 (") for name in group.lost] == [True]
     assert bed.nodes[0].latest == group
 
@@ -198,15 +179,10 @@ def test_a_node_that_was_too_late_is_told_to_start_again() -> None:
         bed.nodes[1].regroup()
     assert "the other nodes continue without node 1 (" in str(refused.value)
     assert "), which did not answer in time" in str(refused.value)
-    assert (
-        refused.value.next_step
-        == "nothing: its launcher starts it again, and it joins them"
-    )
+    assert refused.value.next_step == "nothing: its launcher starts it again, and it joins them"
 
 
-def test_a_node_is_let_in_with_the_next_group(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_node_is_let_in_with_the_next_group(capfd: pytest.CaptureFixture[str]) -> None:
     bed = Bed(2)
     store = SealedStore(host_store("127.0.0.1", bed.port, timeout_s=30)[0], SECRET)
     redirected = Redirected(store.get(NodeStores.REDIRECT))
@@ -227,10 +203,7 @@ def test_a_node_is_let_in_with_the_next_group(
         0,
         2,
     )
-    assert [
-        name.startswith("node 1 (")
-        for name in (*again.latest.lost, *again.latest.joined)
-    ] == [
+    assert [name.startswith("node 1 (") for name in (*again.latest.lost, *again.latest.joined)] == [
         True,
         True,
     ]
@@ -260,9 +233,7 @@ def test_a_node_that_differs_is_refused_before_the_others_pause() -> None:
     assert text.startswith("node 1 (")
     assert ") differs from node 0 (" in text
     assert "), and cannot join: the setting optim.lr: 0.2 here, 0.1 there" in text
-    assert (
-        refused.value.next_step == "start every rank with the same command and settings"
-    )
+    assert refused.value.next_step == "start every rank with the same command and settings"
     # its launcher does not start it again
     assert refused.value.exit_code in FINAL_CODES
     assert bed.nodes[0].stores.lobby(own_store) == []
@@ -286,10 +257,7 @@ def test_a_node_that_waits_learns_of_the_end() -> None:
     store = SealedStore(host_store("127.0.0.1", bed.port, timeout_s=30)[0], SECRET)
     redirected = Redirected(store.get(NodeStores.REDIRECT))
     bed.kill(1)
-    assert together(lambda: bed.new(1).join(redirected), bed.nodes[0].close) == [
-        False,
-        None,
-    ]
+    assert together(lambda: bed.new(1).join(redirected), bed.nodes[0].close) == [False, None]
 
 
 class DeletedAfterCheck:
@@ -309,9 +277,7 @@ def test_a_node_that_stops_waiting_blocks_nobody() -> None:
     node = live(Topology(0, 2, 0, 1, secret=SECRET), patience_s=1)
     node.stores.host("127.0.0.1", 0, timeout_s=1)
     own_store: Any = node.stores.own_store
-    own_store.set(
-        "lobby/1", json.dumps(asdict(LiveNode(1, "vm", "127.0.0.1", 1, "start")))
-    )
+    own_store.set("lobby/1", json.dumps(asdict(LiveNode(1, "vm", "127.0.0.1", 1, "start"))))
     own_store.raw = DeletedAfterCheck(own_store.raw)
     # and no wait for a value that is gone, which may be minutes
     assert len(node.stores.lobby(own_store)) <= 1
@@ -325,40 +291,28 @@ def test_a_node_that_comes_back_after_the_end_of_the_run_does_not_wait_for_the_o
     run = write_run(tmp_path / "run", ranks=1)
     since = {"before": BEGIN - 10, "after": BEGIN + 1000}
     has_finished = {
-        name: partial(train_rank.has_finished, run, since=time)
-        for name, time in since.items()
+        name: partial(train_rank.has_finished, run, since=time) for name, time in since.items()
     }
     assert (has_finished["before"](), has_finished["after"]()) == (True, False)
     for rank in (0, 1):
         topology = Topology(rank, 2, 0, 1, "127.0.0.1", free_port(), secret=SECRET)
         back = live(topology, patience_s=30.0, has_finished=has_finished["before"])
         with pytest.raises(RunIsOver):
-            back.check_start(
-                open_store(topology, timeout_s=180.0, check=back.check_finished)
-            )
+            back.check_start(open_store(topology, timeout_s=180.0, check=back.check_finished))
     assert not train_rank.has_finished(
         write_run(tmp_path / "killed", ranks=1, ended=False), since=1.0
     )
 
 
-def test_a_rank_of_a_finished_run_exits_with_success(
-    tmp_path: Path, warm: None
-) -> None:
+def test_a_rank_of_a_finished_run_exits_with_success(tmp_path: Path, warm: None) -> None:
     run = write_run(tmp_path / "run", ranks=1)
-    flags = "--dist.sync diloco:4 --dist.on_lost_node continue --watch.sidecar off --dist.device cpu"
+    flags = (
+        "--dist.sync diloco:4 --dist.on_lost_node continue --watch.sidecar off --dist.device cpu"
+    )
     place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     result = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "drumline",
-            "train",
-            "digits",
-            "--run",
-            str(run),
-            *flags.split(),
-        ],
+        [sys.executable, "-m", "drumline", "train", "digits", "--run", str(run), *flags.split()],
         env={**os.environ, **place, **store, LAUNCH_START: str(BEGIN - 10)},
         capture_output=True,
         text=True,
@@ -377,18 +331,12 @@ def test_nobody_is_left_to_join() -> None:
     bed.kill(0, 1)
     with pytest.raises(TrainingError) as refused:
         bed.new(1).join(redirected)
-    assert "node 1 cannot join: none of the nodes that train answers" in str(
-        refused.value
-    )
+    assert "node 1 cannot join: none of the nodes that train answers" in str(refused.value)
     assert refused.value.next_step is not None
-    assert (
-        "check that the nodes reach each other on all ports" in refused.value.next_step
-    )
+    assert "check that the nodes reach each other on all ports" in refused.value.next_step
 
 
-def test_the_smaller_part_of_a_cut_network_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_smaller_part_of_a_cut_network_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed(3)
     bed.kill(1, 2)
     # the route is cut: no host refuses anything
@@ -426,9 +374,7 @@ def test_only_the_lowest_node_that_answers_decides() -> None:
     assert [topology.world_size for topology in topologies] == [2, 2]
 
 
-def test_a_node_that_decides_may_not_take_forever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_that_decides_may_not_take_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NodeGroup, "longest_change_s", lambda self, patience_s: 0.5)
     bed = Bed(2, patience_s=0.2)
     with pytest.raises(TrainingError) as refused:
@@ -448,18 +394,14 @@ def test_a_node_that_waits_starts_again_when_a_lower_node_decides() -> None:
     assert own_store is not None
     own_store.set(NodeStores.REDIRECT, NodeGroup(2, (first, second)).encode())
     redirected = Redirected(NodeGroup(1, (second,)).encode().encode())
-    with pytest.raises(
-        TrainingError, match=r"node 2 cannot join: .*node 0 .* has joined"
-    ) as late:
+    with pytest.raises(TrainingError, match=r"node 2 cannot join: .*node 0 .* has joined") as late:
         bed.new(2).join(redirected)
     assert str(late.value.next_step).startswith("nothing: its launcher starts it again")
     assert bed.nodes[1].stores.lobby(own_store) == []
 
 
 def test_a_node_comes_with_all_of_its_ranks() -> None:
-    topology = Topology(
-        0, 4, 0, 2, "127.0.0.1", free_port(), node_start="once", secret=SECRET
-    )
+    topology = Topology(0, 4, 0, 2, "127.0.0.1", free_port(), node_start="once", secret=SECRET)
     first = live(topology, patience_s=0.3)
     second = live(replace(topology, rank=1, local_rank=1), patience_s=30)
     first.stores.host("127.0.0.1", 0, timeout_s=30)
@@ -469,27 +411,19 @@ def test_a_node_comes_with_all_of_its_ranks() -> None:
         match="a rank of node 0 did not leave its group in time; the other nodes contin",
     ):
         first.regroup()
-    first._patience_s, second.stores.own_store = (
-        30,
-        second.stores.connect(first.stores.card),
-    )
+    first._patience_s, second.stores.own_store = 30, second.stores.connect(first.stores.card)
     assert [
-        (topology.rank, topology.world_size)
-        for topology in together(first.regroup, second.regroup)
+        (topology.rank, topology.world_size) for topology in together(first.regroup, second.regroup)
     ] == [(0, 2), (1, 2)]
 
 
 def test_a_launcher_that_cannot_is_refused() -> None:
     config = Config(dist=DistConfig(sync="diloco:5", on_lost_node="continue"))
     assert (
-        train_rank.live_nodes(
-            Topology(0, 4, 0, 2, node_start="once"), config, folder=Path()
-        )
+        train_rank.live_nodes(Topology(0, 4, 0, 2, node_start="once"), config, folder=Path())
         is not None
     )
-    assert (
-        train_rank.live_nodes(Topology(0, 2, 0, 1), config, folder=Path()) is not None
-    )
+    assert train_rank.live_nodes(Topology(0, 2, 0, 1), config, folder=Path()) is not None
     of_srun = Topology(0, 4, 0, 2)
     of_torchrun = Topology(0, 2, 0, 1, agent_hosts_store=True)
     for topology in (of_srun, of_torchrun):
@@ -514,9 +448,7 @@ def test_which_errors_lead_to_another_group() -> None:
     assert not node.continues_after(PreflightError("late"), has_state=True)
     node.latest = NodeGroup(1, ())
     assert node.continues_after(PreflightError("late"), has_state=True)
-    with pytest.raises(
-        TrainingError, match="node 1 could not join the others: late"
-    ) as late:
+    with pytest.raises(TrainingError, match="node 1 could not join the others: late") as late:
         node.continues_after(PreflightError("late"), has_state=False)
     assert late.value.next_step == "nothing: its launcher starts it again"
     assert node.continues_after(Redirected(b""), has_state=False)
@@ -532,8 +464,6 @@ def test_which_errors_lead_to_another_group() -> None:
     assert node.continues_after(PreflightError("ranks differ in data"), has_state=True)
     assert NodeGroup.decode(b"[]") is None
     assert (
-        NodeGroup.decode(
-            b'{"generation": 1, "members": [{"a": 1}], "lost": [], "joined": []}'
-        )
+        NodeGroup.decode(b'{"generation": 1, "members": [{"a": 1}], "lost": [], "joined": []}')
         is None
     )

@@ -17,12 +17,7 @@ from drumline.base.errors import PreflightError
 from drumline.base.rank_environment import Topology, WatchSettings
 from drumline.config.schema import WatchConfig
 from drumline.net.interfaces import LOOPBACK, interfaces, outward_address
-from drumline.rank.rendezvous.rank_rendezvous import (
-    Card,
-    Rendezvous,
-    group_by_node,
-    this_machine,
-)
+from drumline.rank.rendezvous.rank_rendezvous import Card, Rendezvous, group_by_node, this_machine
 from drumline.rank.sealed_store import SealedStore
 from drumline.rank.watched.node_watch import (
     NodeWatch,
@@ -51,10 +46,7 @@ def ranks(*given: tuple[str, int]) -> dict[int, Card]:
         # The same name on two machines.
         (ranks(("a1", 0), ("a1", 1), ("a2", 0), ("a2", 1)), [(0, 1), (2, 3)]),
         # Two launchers on one machine, of different sizes.
-        (
-            ranks(("a1", 0), ("a1", 1), ("a1", 2), ("a1", 0), ("a1", 1)),
-            [(0, 1, 2), (3, 4)],
-        ),
+        (ranks(("a1", 0), ("a1", 1), ("a1", 2), ("a1", 0), ("a1", 1)), [(0, 1, 2), (3, 4)]),
         # Every rank its own number 0; and no rank with number 0, or not the lowest rank.
         (ranks(("a1", 0), ("a1", 0)), [(0,), (1,)]),
         (ranks(("a1", 0), ("b1", 1)), [(0,), (1,)]),
@@ -67,20 +59,14 @@ def test_ranks_that_see_each_other_make_up_a_node(
     assert group_by_node(places) == nodes
 
 
-def test_this_machine_is_identified_by_its_processes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_this_machine_is_identified_by_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(this_machine()) > 36
     assert this_machine() == this_machine()
-    monkeypatch.setattr(
-        "drumline.rank.rendezvous.rank_rendezvous.BOOT", Path("/nowhere")
-    )
+    monkeypatch.setattr("drumline.rank.rendezvous.rank_rendezvous.BOOT", Path("/nowhere"))
     assert this_machine() == ""
 
 
-def test_the_folder_is_of_this_user_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given_folder = tmp_path / "given"
     for made in (make_watch_folder(given_folder), make_watch_folder(given_folder)):
         assert made == given_folder
@@ -94,8 +80,7 @@ def test_the_folder_is_of_this_user_alone(
     assert make_watch_folder(None).parent == tmp_path
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not-there-either"))
     with pytest.raises(
-        PreflightError,
-        match=r"no folder for the watchdog can be made in .*: No such file",
+        PreflightError, match=r"no folder for the watchdog can be made in .*: No such file"
     ) as caught:
         make_watch_folder(None)
     assert "--watch.sidecar off" in str(caught.value)
@@ -115,15 +100,10 @@ def test_a_folder_is_in_use_from_the_start_and_removed_when_the_start_fails(
         "as after a rank that was killed while it waited: the next job has removed it"
     )
 
-    alone = Rendezvous(
-        SealedStore(dist.HashStore(), None), ((0,),), ("a",), (LOOPBACK,), ({},)
-    )
+    alone = Rendezvous(SealedStore(dist.HashStore(), None), ((0,),), ("a",), (LOOPBACK,), ({},))
     given_folder = tmp_path / "given"
     for folder in (None, given_folder):
-        with (
-            contextlib.suppress(KeyError),
-            new_node(WatchSettings(folder=folder)) as node,
-        ):
+        with contextlib.suppress(KeyError), new_node(WatchSettings(folder=folder)) as node:
             mine = Path(node.prepare()["folder"])
             listening = node.listen(alone)
             raise KeyError
@@ -137,13 +117,9 @@ def test_a_folder_that_others_could_use_is_refused(tmp_path: Path) -> None:
         with pytest.raises(PreflightError) as caught:
             make_watch_folder(folder)
         assert "leave DRUMLINE_WATCH_DIR to the launcher" in str(caught.value)
-        return caught.value.what.removeprefix(
-            f"the watch folder {folder} cannot be used: "
-        )
+        return caught.value.what.removeprefix(f"the watch folder {folder} cannot be used: ")
 
-    open_one, link, file, theirs = (
-        tmp_path / name for name in ("open", "link", "file", "theirs")
-    )
+    open_one, link, file, theirs = (tmp_path / name for name in ("open", "link", "file", "theirs"))
     open_one.mkdir()
     open_one.chmod(0o755)
     assert refused(open_one) == "it is open to others (mode 755)"
@@ -159,9 +135,7 @@ def test_a_folder_that_others_could_use_is_refused(tmp_path: Path) -> None:
         assert refused(theirs) == "it belongs to user id 12345, and this is user id 0"
 
 
-def test_a_folder_that_the_first_rank_names_is_checked_by_the_others(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_that_the_first_rank_names_is_checked_by_the_others(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     second = Topology(rank=1, world_size=2, local_rank=1, local_world_size=2)
     joined = Rendezvous(
@@ -186,9 +160,7 @@ def test_a_node_listens_on_the_way_to_the_others_alone() -> None:
     assert outward_address({"GLOO_SOCKET_IFNAME": "none0"}, "127.0.0.1") is None
     assert outward_address({}, "127.0.0.1") is None
     assert sidecar_address(1, [None, "10.0.0.7"]) == "10.0.0.7"
-    assert sidecar_address(0, [None, None, "127.0.0.1"]) == "127.0.0.1", (
-        "all are on one machine"
-    )
+    assert sidecar_address(0, [None, None, "127.0.0.1"]) == "127.0.0.1", "all are on one machine"
     outward = [
         interface.address
         for interface in interfaces()
@@ -202,13 +174,11 @@ def test_a_node_listens_on_the_way_to_the_others_alone() -> None:
         with socket.create_connection((address, port)):
             pass
         with pytest.raises(
-            PreflightError,
-            match=f"cannot listen at 127.0.0.1 port {port}: Address already",
+            PreflightError, match=f"cannot listen at 127.0.0.1 port {port}: Address already"
         ):
             listen_for_sidecars(address, port)
     with pytest.raises(
-        PreflightError,
-        match=r"the watchdog cannot listen at 192\.0\.2\.1: Cannot assign",
+        PreflightError, match=r"the watchdog cannot listen at 192\.0\.2\.1: Cannot assign"
     ) as caught:
         listen_for_sidecars("192.0.2.1")
     assert "check that the network of this address is up" in str(caught.value)

@@ -35,10 +35,7 @@ class GuardedParameter(nn.Parameter):
 def test_passes_and_updates_are_seen_and_no_gradient_is_read() -> None:
     layer = nn.Linear(3, 2)
     layer.weight = GuardedParameter(layer.weight.detach())
-    with (
-        DDPManager(device="cpu", watch=NO_SIDECAR) as ddp,
-        ThreadPoolExecutor(1) as other_thread,
-    ):
+    with DDPManager(device="cpu", watch=NO_SIDECAR) as ddp, ThreadPoolExecutor(1) as other_thread:
         model = ddp.wrap(layer)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

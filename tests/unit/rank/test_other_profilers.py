@@ -39,10 +39,7 @@ def test_profilers_of_the_user_are_seen_and_record_nothing_while_they_are_silent
 
     assert recorded()
     assert others.line is not None
-    assert (
-        others.line.source
-        == "with profile(activities=[ProfilerActivity.CPU]) as of_user:"
-    )
+    assert others.line.source == "with profile(activities=[ProfilerActivity.CPU]) as of_user:"
 
     others.silence()
     with others.ours():

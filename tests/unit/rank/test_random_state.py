@@ -81,8 +81,7 @@ def test_it_survives_a_gather() -> None:
 
 
 @pytest.mark.parametrize(
-    "state",
-    [torch.zeros(5, dtype=torch.uint8), torch.zeros(RNG_BYTES, dtype=torch.uint8)],
+    "state", [torch.zeros(5, dtype=torch.uint8), torch.zeros(RNG_BYTES, dtype=torch.uint8)]
 )
 def test_what_is_no_random_state(state: torch.Tensor) -> None:
     with pytest.raises(

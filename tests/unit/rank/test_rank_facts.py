@@ -46,10 +46,7 @@ def test_facts_are_plain_and_have_what_decides_a_run() -> None:
     )
     assert json.loads(json.dumps(facts)) == facts
     assert facts["versions"]["torch's version"] == torch.__version__
-    assert (
-        facts["versions"]["Python's version"]
-        == f"{sys.version_info[0]}.{sys.version_info[1]}"
-    )
+    assert facts["versions"]["Python's version"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert facts["variables"]["the variable GLOO_DEVICE_TRANSPORT"] == "TCP"
     assert "the variable NCCL_ALGO" not in facts["variables"], "says nothing under gloo"
     assert facts["variables"]["the variable TORCH_DISTRIBUTED_DEBUG"] == "OFF", (
@@ -63,12 +60,7 @@ def test_facts_are_plain_and_have_what_decides_a_run() -> None:
     assert "the setting local_rank" not in facts["settings"], "it differs by right"
     assert facts["code"]
     nccl = rank_facts(
-        environment,
-        backend="nccl",
-        device=CPU,
-        options={},
-        settings={},
-        same_code=False,
+        environment, backend="nccl", device=CPU, options={}, settings={}, same_code=False
     )
     assert nccl["code"] == {}
     assert nccl["variables"]["the variable NCCL_ALGO"] == "Ring"
@@ -97,9 +89,9 @@ def test_code_is_that_of_the_user_and_of_drumline_wherever_it_lies(
     source.write_bytes(b"a = 1\n")
     assert code_hashes() == before, "only the ends of lines"
     source.write_bytes(b"a = 2\n")
-    assert {
-        name for name, digest in code_hashes().items() if before.get(name) != digest
-    } == {"some_user_code"}
+    assert {name for name, digest in code_hashes().items() if before.get(name) != digest} == {
+        "some_user_code"
+    }
     source.unlink()
     assert "some_user_code" not in code_hashes()
     monkeypatch.delitem(sys.modules, "some_user_code")
@@ -121,10 +113,7 @@ def test_modules_that_load_at_the_first_access_are_not_accessed(
 
 
 def test_a_module_that_some_have_not_loaded_is_no_difference() -> None:
-    assert (
-        differences([{"code": {"m": "1", "only here": "2"}}, {"code": {"m": "1"}}])
-        == []
-    )
+    assert differences([{"code": {"m": "1", "only here": "2"}}, {"code": {"m": "1"}}]) == []
     (difference,) = differences([{"code": {"m": "1"}}, {}, {"code": {"m": "3"}}])
     assert (difference.name, difference.values) == ("m", ["1", None, "3"])
     (difference,) = differences([{"settings": {"lr": None}}, {"settings": {"lr": 0.1}}])
@@ -132,9 +121,7 @@ def test_a_module_that_some_have_not_loaded_is_no_difference() -> None:
 
 
 def test_another_kind_of_gpu_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    facts = [
-        {"machine": {"the kind of GPU": kind}} for kind in ("H100", "H100", "A100")
-    ]
+    facts = [{"machine": {"the kind of GPU": kind}} for kind in ("H100", "H100", "A100")]
     with caplog.at_level(logging.WARNING, "drumline"):
         check_differences(facts, ["a", "a", "b"])
     assert caplog.messages == [
@@ -144,9 +131,7 @@ def test_another_kind_of_gpu_is_a_warning(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_many_differences_are_cut_short() -> None:
-    facts = [
-        {"settings": {f"the setting {n}": rank for n in range(20)}} for rank in range(2)
-    ]
+    facts = [{"settings": {f"the setting {n}": rank for n in range(20)}} for rank in range(2)]
     with pytest.raises(PreflightError) as caught:
         check_differences(facts, ["a", "b"])
     lines = str(caught.value).splitlines()
@@ -179,19 +164,13 @@ def test_many_ranks_are_ranges_and_many_hosts_a_few() -> None:
         ),
         (Topology(world_size=8, local_world_size=8), range(7), "rank 7"),
         (Topology(world_size=8, local_world_size=3), range(7), "rank 7"),
-        (
-            Topology(world_size=6, local_world_size=2),
-            [0, 2, 3],
-            "rank 1 (a), ranks 4, 5 (node 2)",
-        ),
+        (Topology(world_size=6, local_world_size=2), [0, 2, 3], "rank 1 (a), ranks 4, 5 (node 2)"),
     ],
 )
 def test_absent_ranks_are_named_by_their_node(
     topology: Topology, hosts: list[int], expected: str
 ) -> None:
     here = {rank: "a" if rank < topology.local_world_size else "b" for rank in hosts}
-    assert (
-        waiting_for(topology, here) == f"rank 0 on {topology.host} waits for {expected}"
-    )
+    assert waiting_for(topology, here) == f"rank 0 on {topology.host} waits for {expected}"
     assert f"missing {expected}; here: 0" in str(too_late(topology, here, timeout_s=9))
     assert waiting_for(topology, dict.fromkeys(range(topology.world_size), "a")) == ""

@@ -20,16 +20,9 @@ from drumline.rank.rendezvous.reachability import (
 )
 
 
-def target(
-    number: int, *, address: str | None = None, interface: str = "eth0"
-) -> ProbeTarget:
+def target(number: int, *, address: str | None = None, interface: str = "eth0") -> ProbeTarget:
     return ProbeTarget(
-        number,
-        f"node-{number}",
-        interface,
-        address or f"10.0.0.{number}",
-        40000 + number,
-        "word",
+        number, f"node-{number}", interface, address or f"10.0.0.{number}", 40000 + number, "word"
     )
 
 
@@ -45,9 +38,8 @@ def test_one_closed_path_is_one_sentence_with_its_cause() -> None:
         "firewall rejects it\n  try: open all TCP ports between the nodes (in AWS: all traffic from the security "
         "group itself), on node-1"
     )
-    assert (
-        "data port 40001 at 10.0.0.1 (eth0): another host or program answers there"
-        in text_of([ClosedPath(target(2), target(1), Reason.WRONG_HOST)])
+    assert "data port 40001 at 10.0.0.1 (eth0): another host or program answers there" in text_of(
+        [ClosedPath(target(2), target(1), Reason.WRONG_HOST)]
     )
     assert "(eth0): EPERM" in text_of([ClosedPath(target(2), target(1), "EPERM")])
 
@@ -88,12 +80,7 @@ def claim(rank: int, host: str, **door: Any) -> dict[str, Any]:
 def test_a_door_that_opens_is_no_closed_edge_and_one_without_is_not_tried() -> None:
     with open_probe_port("127.0.0.1") as door:
         unknown = {**claim(2, "c", **door), "address": "nowhere.invalid"}
-        assert (
-            unreachable_nodes(
-                {0: claim(0, "a", **door), 1: claim(1, "b"), 2: unknown}, 1
-            )
-            == {}
-        )
+        assert unreachable_nodes({0: claim(0, "a", **door), 1: claim(1, "b"), 2: unknown}, 1) == {}
 
 
 def test_a_closed_port_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +90,7 @@ def test_a_closed_port_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     claims = {0: claim(0, "a", **door), 1: claim(1, "b")}
     assert unreachable_nodes(claims, 1) == {0: Reason.REFUSED}
     with socket.create_server(("127.0.0.1", door["probe_port"])):
-        assert unreachable_nodes(claims, 1) == {}, (
-            "another answer does not show that it is closed"
-        )
+        assert unreachable_nodes(claims, 1) == {}, "another answer does not show that it is closed"
 
 
 def test_who_cannot_reach_the_first_node_is_an_error_with_the_rule_and_others_a_warning(
@@ -123,9 +108,7 @@ def test_who_cannot_reach_the_first_node_is_an_error_with_the_rule_and_others_a_
         "security group or firewall does it; ranks that send data there will block\n"
     )
     with pytest.raises(PreflightError) as caught:
-        check_data_ports(
-            claims, {0: {}, 1: {"0": Reason.NO_ROUTE}, 2: {"0": Reason.NO_ROUTE}}
-        )
+        check_data_ports(claims, {0: {}, 1: {"0": Reason.NO_ROUTE}, 2: {"0": Reason.NO_ROUTE}})
     assert str(caught.value) == (
         "b and c cannot reach a's data port 40000 at 10.0.0.7: no route to host, or a firewall rejects it\n"
         "  try: open all TCP ports between the nodes (in AWS: all traffic from the security group itself), on a"

@@ -55,10 +55,7 @@ def seconds_of(stacks: StackSamples) -> dict[tuple[str, str], tuple[float, float
     for sample in stacks.samples:
         key = (stacks.phases[sample.phase], stacks.lines[sample.line].function)
         lasts_s, cpu_s = costs[key]
-        costs[key] = (
-            lasts_s + (sample.until_ns - began_ns) / 1e9,
-            cpu_s + sample.cpu_ns / 1e9,
-        )
+        costs[key] = (lasts_s + (sample.until_ns - began_ns) / 1e9, cpu_s + sample.cpu_ns / 1e9)
         began_ns = sample.until_ns
     return costs
 
@@ -115,9 +112,7 @@ def test_the_line_is_the_users_also_inside_a_library() -> None:
             json.dumps([{"a": [1.5] * 200}] * 50, indent=1)
 
     stacks = sampled(dump)
-    libraries = {
-        line.library for line in stacks.lines if line.function.endswith("dump")
-    }
+    libraries = {line.library for line in stacks.lines if line.function.endswith("dump")}
     assert "json" in libraries
     files = {line.file for line in stacks.lines}
     assert __file__ in files
@@ -144,10 +139,7 @@ def test_the_broadcast_of_buffers_is_a_phase_inside_the_forward_pass() -> None:
             sleeping_hook()
 
     phases = {**phases_of_torch(), sleeping_hook.__code__: BUFFERS}
-    assert (
-        phases[code_of(torch.nn.parallel.DistributedDataParallel._sync_buffers)]
-        == BUFFERS
-    )
+    assert phases[code_of(torch.nn.parallel.DistributedDataParallel._sync_buffers)] == BUFFERS
     sampler = StackSampler(phases)
     sampler.start()
     Model()()
@@ -241,9 +233,7 @@ print(len(sampler.stop().samples) > 10)
 def test_functions_that_return_while_they_are_sampled_do_not_end_the_process() -> None:
     """Reading `f_locals` of their frames did, with a segmentation fault, within this second."""
     result = subprocess.run(
-        [sys.executable, "-c", SAMPLED_AS_OFTEN_AS_POSSIBLE],
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", SAMPLED_AS_OFTEN_AS_POSSIBLE], capture_output=True, text=True
     )
     assert result.stdout == "True\n", f"exit {result.returncode}: {result.stderr}"
 
@@ -344,9 +334,7 @@ def test_python_is_as_before_afterwards() -> None:
     assert gc.callbacks == callbacks
     competing = StackSampler({})
     competing.start(is_alone=False)
-    assert sys.getswitchinterval() == interval_s, (
-        "it is a part of what another thread costs"
-    )
+    assert sys.getswitchinterval() == interval_s, "it is a part of what another thread costs"
     competing.stop()
 
 

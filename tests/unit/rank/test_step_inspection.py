@@ -7,9 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import (
-    _get_current_function_mode_stack as get_current_function_mode_stack,
-)
+from torch.overrides import _get_current_function_mode_stack as get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from drumline.rank.profiled import step_inspection
@@ -84,9 +82,7 @@ def test_the_same_input_again_is_named_with_its_line() -> None:
 
 def test_equal_numbers_and_equal_samples_are_the_same_input() -> None:
     model = Body()
-    copied = inspected(
-        model, lambda: model(SAMPLES).sum() + model(SAMPLES.clone()).sum()
-    )
+    copied = inspected(model, lambda: model(SAMPLES).sum() + model(SAMPLES.clone()).sum())
     assert 0 < copied["repeated_work"].part < 1
     samples = SAMPLES[:4].repeat_interleave(4, 0)
     repeated = inspected(model, lambda: model(samples).sum())
@@ -165,9 +161,7 @@ def test_checkpointed_modules_are_computed_again() -> None:
     model = Body()
 
     def step() -> Tensor:
-        hidden = checkpoint(
-            model.encoder, SAMPLES.clone().requires_grad_(), use_reentrant=False
-        )
+        hidden = checkpoint(model.encoder, SAMPLES.clone().requires_grad_(), use_reentrant=False)
         return model.head(hidden).sum()  # type: ignore[no-any-return]
 
     works = inspected(model, step)
@@ -208,9 +202,7 @@ def test_numbers_that_take_long_are_seen_in_any_product(
         assert work.keys() - {"padding"} == {kind}
         assert (work[kind].module, work[kind].part > 0) == ("0", True)
     for samples in (torch.rand(16, 512), torch.zeros(16, 512)):
-        assert inspected(
-            model, lambda samples=samples: model(samples).sum()
-        ).keys() <= {"padding"}  # type: ignore[misc]
+        assert inspected(model, lambda samples=samples: model(samples).sum()).keys() <= {"padding"}  # type: ignore[misc]
 
 
 def test_gradients_of_numbers_that_take_long() -> None:
@@ -226,18 +218,12 @@ def test_samples_one_by_one() -> None:
     assert not get_current_function_mode_stack()
 
     model = Body()
-    one_by_one = inspected(
-        model, lambda: torch.cat([model(row[None]) for row in SAMPLES]).sum()
-    )
+    one_by_one = inspected(model, lambda: torch.cat([model(row[None]) for row in SAMPLES]).sum())
     assert one_by_one["single_samples"].part == pytest.approx(1)
-    in_pairs = inspected(
-        model, lambda: torch.cat([model(pair) for pair in SAMPLES.split(2)]).sum()
-    )
+    in_pairs = inspected(model, lambda: torch.cat([model(pair) for pair in SAMPLES.split(2)]).sum())
     assert in_pairs["single_samples"].part == pytest.approx(1)
     layer = model.encoder
-    steps = inspected(
-        model, lambda: torch.cat([layer(pair) for pair in SAMPLES.split(2)]).sum()
-    )
+    steps = inspected(model, lambda: torch.cat([layer(pair) for pair in SAMPLES.split(2)]).sum())
     assert steps == {}, "a layer may be called for each step of a sequence"
 
 
@@ -281,9 +267,7 @@ def test_padding_is_the_same_from_some_place_to_the_end() -> None:
     sounds[:, :, 15:] = 0
     assert padding_of([sounds]) == pytest.approx(0.25)
     segments = (torch.arange(20) > 4).long().expand(4, 20)
-    assert padding_of([words, segments]) == pytest.approx(0.5), (
-        "other lengths are no padding"
-    )
+    assert padding_of([words, segments]) == pytest.approx(0.5), "other lengths are no padding"
     assert padding_of([torch.randint(1, 9, (4, 20)), segments]) <= 0.1
     assert padding_of([torch.ones(4, 20), torch.zeros(4, 20), torch.rand(4)]) == 0
 

@@ -49,9 +49,7 @@ def spin() -> None:
         pass
 
 
-@pytest.mark.skipif(
-    not thread_times(os.getpid()), reason="the kernel does not count waits"
-)
+@pytest.mark.skipif(not thread_times(os.getpid()), reason="the kernel does not count waits")
 @pytest.mark.usefixtures("shared_core")
 def test_a_thread_that_shares_its_core_waits_for_it() -> None:
     wait = CpuWait()
@@ -65,9 +63,7 @@ def test_a_thread_that_shares_its_core_waits_for_it() -> None:
 def test_nothing_is_known_where_the_kernel_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "drumline.rank.profiled.step_observation.thread_times", lambda pid: {}
-    )
+    monkeypatch.setattr("drumline.rank.profiled.step_observation.thread_times", lambda pid: {})
     wait = CpuWait()
     assert wait.stop() is None
 
@@ -86,9 +82,7 @@ def test_modes_and_warnings_are_as_before_after_the_profiled_steps(
     added = warnings.filters[0]
     lines.stop()
     assert modes == [2, "warn", 2]
-    assert list(warnings.filters) == [added, *before], (
-        "what the script added meanwhile is kept"
-    )
+    assert list(warnings.filters) == [added, *before], "what the script added meanwhile is kept"
     assert warnings.showwarning == show
 
 

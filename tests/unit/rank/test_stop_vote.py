@@ -19,11 +19,7 @@ from drumline.rank.stop_vote import StopVote
 @pytest.fixture
 def store() -> SealedStore:
     store = dist.TCPStore(
-        "127.0.0.1",
-        0,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=60),
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
     )
     return SealedStore(store, "a secret")
 
@@ -31,9 +27,7 @@ def store() -> SealedStore:
 class Rank:
     """A rank that takes steps, and its watcher."""
 
-    def __init__(
-        self, store: SealedStore, rank: int, world_size: int, start: int = 0
-    ) -> None:
+    def __init__(self, store: SealedStore, rank: int, world_size: int, start: int = 0) -> None:
         self.step = start
         self.stopped_at = -1
         self.vote = StopVote(
@@ -59,14 +53,9 @@ def run_together(
 ) -> None:
     """Steps in lockstep, as collectives make them; the watchers come when they come."""
     barrier = threading.Barrier(len(ranks), timeout=20)
-    trainers = [
-        threading.Thread(target=rank.train, args=(barrier.wait, total))
-        for rank in ranks
-    ]
+    trainers = [threading.Thread(target=rank.train, args=(barrier.wait, total)) for rank in ranks]
     is_over = lambda: not any(thread.is_alive() for thread in trainers)  # noqa: E731
-    watchers = [
-        threading.Thread(target=rank.watch, args=(pause, is_over)) for rank in ranks
-    ]
+    watchers = [threading.Thread(target=rank.watch, args=(pause, is_over)) for rank in ranks]
     for thread in (*trainers, *watchers):
         thread.start()
     while ranks[asks].step < after:

@@ -7,28 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from drumline.rank.tcp_store import (
-    break_dead_connections,
-    close_connections,
-    listen_for_store,
-)
+from drumline.rank.tcp_store import break_dead_connections, close_connections, listen_for_store
 
 
 def test_a_listener_that_only_this_machine_reaches() -> None:
     number, port = listen_for_store("127.0.0.1")
     with socket.socket(fileno=number) as listener:
         assert listener.getsockname() == ("127.0.0.1", port)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(OSError, match="in use"),
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
         listen_for_store("127.0.0.1", taken.getsockname()[1])
 
 
 def open_files() -> list[str]:
-    return sorted(
-        str(path.resolve()) for path in Path("/proc/self/fd").iterdir() if path.exists()
-    )
+    return sorted(str(path.resolve()) for path in Path("/proc/self/fd").iterdir() if path.exists())
 
 
 def test_connections_to_a_port_break_when_it_does_not_answer() -> None:

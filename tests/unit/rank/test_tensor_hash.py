@@ -75,18 +75,16 @@ def test_every_flipped_bit_is_found_and_each_gives_another_number(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_same_content_gives_the_same_number_however_it_lies(
-    dtype: torch.dtype,
-) -> None:
+def test_the_same_content_gives_the_same_number_however_it_lies(dtype: torch.dtype) -> None:
     tensor = made((6, 9), dtype)
     shifted = torch.empty(1 + tensor.numel(), dtype=dtype)[1:].view(6, 9).copy_(tensor)
     spread = torch.empty((6, 18), dtype=dtype)[:, ::2].copy_(tensor)
     assert not spread.is_contiguous()
     transposed = tensor.t().contiguous().t()
     assert not transposed.is_contiguous()
-    assert {
-        one_hash(view) for view in (tensor, tensor.clone(), shifted, spread, transposed)
-    } == {one_hash(tensor)}
+    assert {one_hash(view) for view in (tensor, tensor.clone(), shifted, spread, transposed)} == {
+        one_hash(tensor)
+    }
     assert one_hash(tensor.t()) != one_hash(tensor)
 
 
@@ -126,9 +124,7 @@ def test_a_tensors_number_does_not_depend_on_its_company() -> None:
         torch.randn(3, 3).half(),
         torch.randn(2 * COLUMNS),
     ]
-    assert hash_tensors(tensors, CPU).tolist() == [
-        one_hash(tensor) for tensor in tensors
-    ]
+    assert hash_tensors(tensors, CPU).tolist() == [one_hash(tensor) for tensor in tensors]
 
 
 def swap(tensor: Tensor, left: int, right: int) -> Tensor:
@@ -137,9 +133,7 @@ def swap(tensor: Tensor, left: int, right: int) -> Tensor:
     return tensor[order]
 
 
-@pytest.mark.parametrize(
-    "column", [1, 2, COLUMNS - 1, COLUMNS, COLUMNS + 1, 2 * COLUMNS]
-)
+@pytest.mark.parametrize("column", [1, 2, COLUMNS - 1, COLUMNS, COLUMNS + 1, 2 * COLUMNS])
 def test_swapped_elements_are_found(column: int) -> None:
     tensor = torch.randn(3 * COLUMNS)
     assert one_hash(swap(tensor, 0, column)) != one_hash(tensor)
@@ -165,16 +159,12 @@ def test_many_changed_signs_do_not_cancel(dtype: torch.dtype) -> None:
         lambda x: torch.cat([-x[:COLUMNS], x[COLUMNS:]]),
         lambda x: x * torch.tensor([-1, 1] * COLUMNS, dtype=dtype),
     ]
-    assert len(
-        {one_hash(tensor), *(one_hash(flip(tensor)) for flip in flips)}
-    ) == 1 + len(flips)
+    assert len({one_hash(tensor), *(one_hash(flip(tensor)) for flip in flips)}) == 1 + len(flips)
 
 
 @pytest.mark.parametrize("size", [ROW_BYTES, CHUNK_BYTES, CHUNK_BYTES + ROW_BYTES])
 @pytest.mark.parametrize("extra", [-1, 0, 1, 3, 4])
-def test_bits_around_the_end_of_a_row_and_of_a_chunk_are_found(
-    size: int, extra: int
-) -> None:
+def test_bits_around_the_end_of_a_row_and_of_a_chunk_are_found(size: int, extra: int) -> None:
     raw = torch.zeros(size + extra, dtype=torch.uint8)
     hashes = [one_hash(raw)]
     for byte in (0, ROW_BYTES - 2, size - ROW_BYTES, size - 2, size + extra - 1):
@@ -184,9 +174,7 @@ def test_bits_around_the_end_of_a_row_and_of_a_chunk_are_found(
     assert len(set(hashes)) == len(set(hashes[1:])) + 1
 
 
-def test_the_number_does_not_depend_on_the_size_of_a_chunk(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_number_does_not_depend_on_the_size_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.randn(7 * COLUMNS + 3)
     whole = one_hash(tensor)
     monkeypatch.setattr(tensor_hash, "CHUNK_BYTES", 2 * ROW_BYTES)

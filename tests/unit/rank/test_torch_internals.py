@@ -123,9 +123,7 @@ def test_every_collective_is_counted(group: dist.ProcessGroup) -> None:
         (nn.LayerNorm(2), False),
     ],
 )
-def test_batchnorm_is_known_by_its_base_class(
-    module: nn.Module, expected: bool
-) -> None:
+def test_batchnorm_is_known_by_its_base_class(module: nn.Module, expected: bool) -> None:
     assert is_batchnorm(module) is expected
 
 
@@ -154,11 +152,7 @@ def test_a_compiled_model_has_its_model_inside() -> None:
 
 def test_tensors_in_a_nested_batch_are_found_and_replaced() -> None:
     batch = {"pair": (torch.ones(1), [torch.ones(2)]), "name": "text"}
-    assert [type(leaf) for leaf in pytree.tree_leaves(batch)] == [
-        torch.Tensor,
-        torch.Tensor,
-        str,
-    ]
+    assert [type(leaf) for leaf in pytree.tree_leaves(batch)] == [torch.Tensor, torch.Tensor, str]
     sizes = pytree.tree_map_only(torch.Tensor, torch.Tensor.numel, batch)
     assert sizes == {"pair": (1, [2]), "name": "text"}
 
@@ -196,14 +190,9 @@ def test_functions_of_many_tensors() -> None:
 
 def test_attention_has_the_kernels_that_a_plan_counts() -> None:
     with fake_tensors().FakeTensorMode():
-        inputs = [
-            torch.empty(1, 2, 16, 8, dtype=torch.bfloat16, device="cuda")
-            for _ in range(3)
-        ]
+        inputs = [torch.empty(1, 2, 16, 8, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
         outputs = [flash_attention(*inputs, 0.0, False, False, scale=None)[0]]
-        outputs.append(
-            efficient_attention(*inputs, None, True, 0.0, False, scale=None)[0]
-        )
+        outputs.append(efficient_attention(*inputs, None, True, 0.0, False, scale=None)[0])
     assert [tuple(output.shape) for output in outputs] == [(1, 2, 16, 8)] * 2
     assert flash_attention_backward.overloadpacket is not flash_attention
 
@@ -214,9 +203,7 @@ class RecordingReduceScatter:
     def __init__(self) -> None:
         self.names: list[set[str] | None] = []
 
-    def allocate(
-        self, size: Any, *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -314,9 +301,7 @@ def test_the_compiler_counts_and_fails_in_its_own_way() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-def test_the_backward_pass_can_be_compiled_early(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_backward_pass_can_be_compiled_early(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._functorch import config
 
     monkeypatch.setattr(config, "force_non_lazy_backward_lowering", False)
@@ -364,9 +349,7 @@ def test_ddp_broadcasts_its_buffers_in_a_function_of_python() -> None:
     assert broadcast_of_ddp().__code__.co_filename == nn.parallel.distributed.__file__
 
 
-def test_a_loader_starts_and_ends_its_workers_in_these_functions(
-    loader: DataLoader[int],
-) -> None:
+def test_a_loader_starts_and_ends_its_workers_in_these_functions(loader: DataLoader[int]) -> None:
     iterator = iter(loader)
     kind = type(iterator)
     assert kind.__init__.__code__ is start_workers.__code__

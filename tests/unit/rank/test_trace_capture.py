@@ -52,14 +52,11 @@ class ThreadRanks:
         monkeypatch.setattr(trace_capture, "gather_json", self._gather)
         monkeypatch.setattr(trace_capture, "gather_on_main", self._gather_on_main)
 
-    def collect(
-        self, folders: Sequence[Path], contents: Sequence[bytes | None]
-    ) -> None:
+    def collect(self, folders: Sequence[Path], contents: Sequence[bytes | None]) -> None:
         """Each rank writes its files, unless it cannot."""
         with ThreadPoolExecutor(2) as pool:
             for done in [
-                pool.submit(self._collect, rank, folders[rank], contents[rank])
-                for rank in (0, 1)
+                pool.submit(self._collect, rank, folders[rank], contents[rank]) for rank in (0, 1)
             ]:
                 done.result()
 
@@ -75,9 +72,7 @@ class ThreadRanks:
     def _gather(self, value: Any) -> list[Any]:
         self._values[self._own.rank] = value
         self._barrier.wait()
-        values = [
-            list(value) if isinstance(value, tuple) else value for value in self._values
-        ]
+        values = [list(value) if isinstance(value, tuple) else value for value in self._values]
         self._barrier.wait()
         return values
 
@@ -241,9 +236,7 @@ def test_a_step_that_runs_backward_passes_is_counted_once(tmp_path: Path) -> Non
     assert profile._capture._number == 2
 
 
-def test_a_step_that_calls_the_one_of_its_base_class_is_counted_once(
-    tmp_path: Path,
-) -> None:
+def test_a_step_that_calls_the_one_of_its_base_class_is_counted_once(tmp_path: Path) -> None:
     class Clipped(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             return super().step(closure)
@@ -259,9 +252,7 @@ def test_a_step_that_calls_the_one_of_its_base_class_is_counted_once(
     assert profile._capture._number == 2
 
 
-def test_an_optimizer_that_is_made_again_takes_the_steps_of_the_first(
-    tmp_path: Path,
-) -> None:
+def test_an_optimizer_that_is_made_again_takes_the_steps_of_the_first(tmp_path: Path) -> None:
     """As in each epoch."""
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     profile = ScriptProfile("9:10", tmp_path, ends_script=False, script="epochs.py")
@@ -272,9 +263,7 @@ def test_an_optimizer_that_is_made_again_takes_the_steps_of_the_first(
     assert (profile._capture._number, profile._capture.num_optimizers) == (3, 1)
 
 
-def test_without_an_optimizer_of_torch_a_backward_pass_is_a_step(
-    tmp_path: Path,
-) -> None:
+def test_without_an_optimizer_of_torch_a_backward_pass_is_a_step(tmp_path: Path) -> None:
     profile = ScriptProfile("9:10", tmp_path, ends_script=False, script="paper.py")
     profile._capture = make_capture(tmp_path)
     profile._capture._steps = range(9, 10)
@@ -362,19 +351,13 @@ def test_gradients_that_may_have_a_use_are_not_called_unused() -> None:
     model = torch.nn.ModuleList([first, second])
     parts = [sgd(first.parameters()), sgd(second.parameters())]
     assert unused_gradients([model], parts) == 0.0
-    assert unused_gradients([first, second], parts[:1]) == 0.0, (
-        "a teacher, or one model of a GAN"
-    )
-    assert unused_gradients([model], [sgd(model.parameters(), lr=0.0)]) == 0.0, (
-        "a warmup begins"
-    )
+    assert unused_gradients([first, second], parts[:1]) == 0.0, "a teacher, or one model of a GAN"
+    assert unused_gradients([model], [sgd(model.parameters(), lr=0.0)]) == 0.0, "a warmup begins"
     model.find_unused_parameters = True  # type: ignore[assignment]
     assert unused_gradients([model], parts[:1]) == 0.0
 
 
-def test_a_rank_of_a_run_that_cannot_write_joins_the_others_before_it_fails(
-    tmp_path: Path,
-) -> None:
+def test_a_rank_of_a_run_that_cannot_write_joins_the_others_before_it_fails(tmp_path: Path) -> None:
     step = ProfiledStep.__new__(ProfiledStep)
     capture = FullDisk()
     context = SimpleNamespace(job=SimpleNamespace(ddp=SimpleNamespace(device=CPU)))
@@ -385,9 +368,7 @@ def test_a_rank_of_a_run_that_cannot_write_joins_the_others_before_it_fails(
     assert capture.num_collected == 1
 
 
-def test_a_run_that_ends_before_the_profiled_steps_names_the_first(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_ends_before_the_profiled_steps_names_the_first(tmp_path: Path) -> None:
     step = ProfiledStep.__new__(ProfiledStep)
     warned = []
     context = SimpleNamespace(
@@ -397,9 +378,7 @@ def test_a_run_that_ends_before_the_profiled_steps_names_the_first(
     step._steps = range(10, 20)
     step._capture, step._context = make_capture(tmp_path), cast(Any, context)
     step.finish()
-    assert warned == [
-        "nothing was profiled: the run ended before step 10 of this start"
-    ]
+    assert warned == ["nothing was profiled: the run ended before step 10 of this start"]
 
 
 def test_the_backend_is_the_one_at_the_first_profiled_step(
@@ -429,10 +408,7 @@ def open_collective(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("at_end", [False, True])
 def test_a_rank_whose_collective_does_not_end_stops_after_the_same_step_without_a_trace(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    open_collective: None,
-    at_end: bool,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], open_collective: None, at_end: bool
 ) -> None:
     capture = make_capture(tmp_path, rank=1)
     profiler = SimpleNamespace(
@@ -515,18 +491,9 @@ def test_without_gloo_nothing_is_waited_for(
 @pytest.mark.parametrize(
     ("entry", "is_open"),
     [
-        (
-            {"profiling_name": "gloo:all_reduce", "is_p2p": False, "retired": False},
-            True,
-        ),
-        (
-            {"profiling_name": "gloo:all_reduce", "is_p2p": False, "retired": True},
-            False,
-        ),
-        (
-            {"profiling_name": "nccl:all_reduce", "is_p2p": False, "retired": False},
-            False,
-        ),
+        ({"profiling_name": "gloo:all_reduce", "is_p2p": False, "retired": False}, True),
+        ({"profiling_name": "gloo:all_reduce", "is_p2p": False, "retired": True}, False),
+        ({"profiling_name": "nccl:all_reduce", "is_p2p": False, "retired": False}, False),
         ({"profiling_name": "gloo:all_reduce"}, False),
         ({}, False),
     ],
@@ -539,9 +506,7 @@ def test_what_torch_does_not_record_of_a_collective_counts_as_ended(
 
 
 def test_the_last_line_says_how_many_ranks_the_merged_trace_has() -> None:
-    assert where_to_look(Path("run"), 64).startswith(
-        "the trace of all ranks: run/profile/merged"
-    )
+    assert where_to_look(Path("run"), 64).startswith("the trace of all ranks: run/profile/merged")
     assert where_to_look(Path("run"), 65).startswith(
         "the trace of the first 64 of 65 ranks: run/profile/merged"
     )
@@ -631,10 +596,7 @@ def test_a_capture_that_an_error_ends_in_a_profiled_step_leaves_nothing_on(
         assert not torch.autograd._profiler_enabled()
         next_capture.close()
     assert not list(tmp_path.iterdir())
-    assert (
-        "rank 0 has no trace: a collective of the nodes before"
-        in capsys.readouterr().err
-    )
+    assert "rank 0 has no trace: a collective of the nodes before" in capsys.readouterr().err
 
 
 def test_a_run_that_ends_before_its_profiled_steps_leaves_other_profilers_on(

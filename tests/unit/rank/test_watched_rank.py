@@ -15,12 +15,7 @@ from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
 def options_of(folder: Path) -> SidecarOptions:
     return SidecarOptions(
-        folder=str(folder),
-        owns_folder=False,
-        node=0,
-        host="node-a",
-        ranks=(0,),
-        world_size=1,
+        folder=str(folder), owns_folder=False, node=0, host="node-a", ranks=(0,), world_size=1
     )
 
 
@@ -33,9 +28,7 @@ def test_training_continues_without_a_sidecar_that_cannot_be_started(
     assert sidecar.fileno() is None
     sidecar.close()
     (line,) = capfd.readouterr().err.splitlines()
-    what = (
-        "the watchdog's sidecar on node-a cannot be started (No such file or directory)"
-    )
+    what = "the watchdog's sidecar on node-a cannot be started (No such file or directory)"
     assert f"{what}; training continues, but hangs are not diagnosed. Try: " in line
 
 

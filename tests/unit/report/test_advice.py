@@ -76,16 +76,9 @@ def profile(critical: tuple[int, ...] = (5, 5), **changes: Any) -> ProfileResult
         "accumulate": 1,
         "precision": "fp32",
         "bucket_cap_mb": 25.0,
-        "settings": {
-            "data.workers": "0",
-            "train.batch_size": "64",
-            "train.step": "eager",
-        },
+        "settings": {"data.workers": "0", "train.batch_size": "64", "train.step": "eager"},
         "step_s": STEP_S,
-        "parts_s": {
-            part: sum(rank.parts_s[part] for rank in ranks) / len(ranks)
-            for part in PARTS
-        },
+        "parts_s": {part: sum(rank.parts_s[part] for rank in ranks) / len(ranks) for part in PARTS},
         "hidden_communication_s": 0.0,
         "ranks": tuple(ranks),
         "buckets": (),
@@ -101,9 +94,7 @@ def profile(critical: tuple[int, ...] = (5, 5), **changes: Any) -> ProfileResult
 
 
 def bucket(num_bytes: int, ready_s: float, reduce_s: float) -> Bucket:
-    return Bucket(
-        num_bytes=num_bytes, ready_s=ready_s, backward_s=ready_s, reduce_s=reduce_s
-    )
+    return Bucket(num_bytes=num_bytes, ready_s=ready_s, backward_s=ready_s, reduce_s=reduce_s)
 
 
 def first(result: ProfileResult) -> Advice:
@@ -117,10 +108,7 @@ def as_script(result: ProfileResult) -> ProfileResult:
 def test_collectives_that_torch_checks_are_half_as_long_without() -> None:
     result = profile(parts={"exposed_communication": 0.04}, checks_collectives=True)
     advice = first(result)
-    assert (advice.bottleneck, advice.predicted_step_s) == (
-        "debug_level",
-        pytest.approx(0.08),
-    )
+    assert (advice.bottleneck, advice.predicted_step_s) == ("debug_level", pytest.approx(0.08))
     assert advice.text.startswith(
         "TORCH_DISTRIBUTED_DEBUG is DETAIL: ranks compare each collective before they begin it, and 40 ms of each"
     )
@@ -128,9 +116,7 @@ def test_collectives_that_torch_checks_are_half_as_long_without() -> None:
 
 def test_gradients_that_every_micro_batch_reduces_are_reduced_once() -> None:
     buckets = (bucket(1 << 20, 0.04, 0.01),) * 4
-    result = profile(
-        parts={"exposed_communication": 0.04}, buckets=buckets, reductions=4
-    )
+    result = profile(parts={"exposed_communication": 0.04}, buckets=buckets, reductions=4)
     (advice,) = advise(as_script(result))
     assert (advice.bottleneck, advice.changes_training) == ("micro_batches", False)
     assert advice.text.startswith("gradients are reduced 4 times in each step")
@@ -139,18 +125,13 @@ def test_gradients_that_every_micro_batch_reduces_are_reduced_once() -> None:
 
 
 def test_a_step_that_computes_gets_no_advice() -> None:
-    assert (
-        advise(profile(parts={"data": 0.002, "gaps": 0.08, "waiting_for_rank": 0.004}))
-        == ()
-    )
+    assert advise(profile(parts={"data": 0.002, "gaps": 0.08, "waiting_for_rank": 0.004})) == ()
 
 
 def test_slow_data_gets_as_many_workers_as_hide_it() -> None:
     advice = first(profile(parts={"data": 0.06}))
     assert (advice.bottleneck, advice.settings) == ("data", {"data.workers": "2"})
-    assert advice.predicted_step_s == pytest.approx(0.04), (
-        "the rest of the step remains"
-    )
+    assert advice.predicted_step_s == pytest.approx(0.04), "the rest of the step remains"
     assert advice.band[0] < 0.04 < advice.band[1] < STEP_S
     three = profile(parts={"data": 0.06}, settings={"data.workers": "3"})
     assert first(three).settings == {"data.workers": "9"}, (
@@ -178,27 +159,17 @@ def test_loading_of_unknown_cost_has_a_wide_band() -> None:
         for load in (1.0, None)
     )
     low, high = first(unknown).band
-    assert low == pytest.approx(0.06), (
-        "if it computes nothing, one worker loads a batch in 60 ms"
-    )
+    assert low == pytest.approx(0.06), "if it computes nothing, one worker loads a batch in 60 ms"
     assert high - low > first(known).band[1] - first(known).band[0]
 
 
 def test_tiny_buckets_become_larger_ones() -> None:
-    buckets = [
-        bucket(size, 0.001 * number, 0.001)
-        for number, size in enumerate([4096, 128] * 30)
-    ]
+    buckets = [bucket(size, 0.001 * number, 0.001) for number, size in enumerate([4096, 128] * 30)]
     result = profile(
-        parts={"exposed_communication": 0.03},
-        buckets=tuple(buckets),
-        bucket_cap_mb=0.01,
+        parts={"exposed_communication": 0.03}, buckets=tuple(buckets), bucket_cap_mb=0.01
     )
     advice = first(result)
-    assert (advice.bottleneck, advice.settings) == (
-        "bucket_size",
-        {"dist.bucket_cap_mb": "25"},
-    )
+    assert (advice.bottleneck, advice.settings) == ("bucket_size", {"dist.bucket_cap_mb": "25"})
     assert advice.predicted_step_s == pytest.approx(0.071, abs=0.0011), (
         "one all-reduce of 1 ms is left"
     )
@@ -217,9 +188,7 @@ def test_tiny_buckets_become_larger_ones() -> None:
 
 def test_a_slow_link_gets_fewer_bytes_and_fewer_all_reduces() -> None:
     buckets = (bucket(MIB, 0.001, 0.006), bucket(8 * MIB, 0.003, 0.048))
-    result = profile(
-        parts={"exposed_communication": 0.05}, buckets=buckets, num_nodes=2
-    )
+    result = profile(parts={"exposed_communication": 0.05}, buckets=buckets, num_nodes=2)
     rounded, larger = advise(result)
     assert [rounded.bottleneck, larger.bottleneck] == ["network", "network"]
     assert rounded.settings == {"dist.comm": "bf16"}
@@ -232,10 +201,7 @@ def test_a_slow_link_gets_fewer_bytes_and_fewer_all_reduces() -> None:
     assert larger.predicted_step_s == pytest.approx(STEP_S - 0.05 * 7 / 8)
     assert "drumline doctor --hosts measures the link" in larger.remedy
     throttled = advise(replace(result, network_bytes_per_s=1.25e9))[-1]
-    assert (
-        "doctor measured 10 Gbit/s: look for what else uses the link"
-        in throttled.remedy
-    )
+    assert "doctor measured 10 Gbit/s: look for what else uses the link" in throttled.remedy
     (in_words,) = advise(as_script(result))
     assert in_words.settings is None
     assert "bf16_compress_hook" in in_words.remedy
@@ -255,16 +221,14 @@ def test_smaller_buckets_that_begin_earlier_are_a_remedy_for_a_slow_link() -> No
         GradientTensor(num_bytes=MIB, ready_s=ready_s, backward_s=ready_s, host_s=0.0)
         for ready_s in (0.003 * number for number in range(1, 10))
     )
-    result = profile(
-        parts={"exposed_communication": 0.05}, buckets=buckets, tensors=tensors
-    )
+    result = profile(parts={"exposed_communication": 0.05}, buckets=buckets, tensors=tensors)
     advice = advise(result)
     assert {entry.bottleneck for entry in advice} == {"network"}
     assert {"dist.bucket_cap_mb": "1"} in [entry.settings for entry in advice]
     one_tensor = replace(result, tensors=())
-    assert {"dist.bucket_cap_mb": "1"} not in [
-        entry.settings for entry in advise(one_tensor)
-    ], "of unknown tensors it is not known that DDP can split the bucket"
+    assert {"dist.bucket_cap_mb": "1"} not in [entry.settings for entry in advise(one_tensor)], (
+        "of unknown tensors it is not known that DDP can split the bucket"
+    )
 
 
 def test_a_slow_rank_is_named_with_what_it_does() -> None:
@@ -278,14 +242,10 @@ def test_a_slow_rank_is_named_with_what_it_does() -> None:
     assert advice.predicted_step_s == pytest.approx(0.06)
     in_data = first(profile(critical=(0, 10), by_rank=[fast, {"data": 0.041}]))
     assert in_data.bottleneck == "slow_rank"
-    assert (
-        "rank 1 on node-1 waits for data 41 ms a step, the others 0 us" in in_data.text
-    )
+    assert "rank 1 on node-1 waits for data 41 ms a step, the others 0 us" in in_data.text
 
 
-def test_a_rank_that_stalls_in_some_steps_is_slow_by_the_time_that_others_wait() -> (
-    None
-):
+def test_a_rank_that_stalls_in_some_steps_is_slow_by_the_time_that_others_wait() -> None:
     fast = {"waiting_for_rank": 0.04}
     result = profile(critical=(7, 3), by_rank=[fast, {"gaps": 0.041}])
     waited_for_s = ((0.002,) * 7 + (0.0,) * 3, (0.0,) * 7 + (0.13,) * 3)
@@ -294,14 +254,12 @@ def test_a_rank_that_stalls_in_some_steps_is_slow_by_the_time_that_others_wait()
         for rank, waited in zip(result.ranks, waited_for_s, strict=True)
     ]
     stalling = replace(result, ranks=tuple(ranks))
-    assert first(stalling).text.startswith(
-        "rank 1 on node-1 runs Python, or waits, 41 ms a step"
-    )
+    assert first(stalling).text.startswith("rank 1 on node-1 runs Python, or waits, 41 ms a step")
     assert first(stalling).derivation.endswith("they wait for it in 3 of 10 steps")
     once = replace(ranks[1], waited_for_s=(0.0,) * 9 + (0.4,))
-    assert (
-        first(replace(result, ranks=(ranks[0], once))).bottleneck == "uneven_ranks"
-    ), "anything may happen in a single step"
+    assert first(replace(result, ranks=(ranks[0], once))).bottleneck == "uneven_ranks", (
+        "anything may happen in a single step"
+    )
 
 
 def test_a_wait_for_a_core_of_a_shared_host_is_no_slow_rank() -> None:
@@ -320,9 +278,7 @@ def test_a_rank_with_more_work_is_slow_also_where_it_waits_longer_for_cores() ->
         replace(rank, cpu_wait_s=wait_s, cpu_run_s=0.02)
         for rank, wait_s in zip(result.ranks, (0.04, 0.1), strict=True)
     )
-    assert advise(replace(result, ranks=(quick, slow))) == (), (
-        "its work takes no longer"
-    )
+    assert advise(replace(result, ranks=(quick, slow))) == (), "its work takes no longer"
     working = replace(slow, cpu_run_s=0.05)
     assert first(replace(result, ranks=(quick, working))).bottleneck == "slow_rank"
 
@@ -334,20 +290,14 @@ def test_what_changes_the_training_is_last_and_says_so() -> None:
     assert advice[0].bottleneck == "data"
     assert "this changes what is trained" in "".join(advice_lines(advice[1:]))
     few = profile(
-        parts={"exposed_communication": 0.1 * STEP_S},
-        buckets=(bucket(MIB, 0.001, 0.01),),
+        parts={"exposed_communication": 0.1 * STEP_S}, buckets=(bucket(MIB, 0.001, 0.01),)
     )
-    assert not [entry for entry in advise(few) if entry.changes_training], (
-        "it is not worth that"
-    )
+    assert not [entry for entry in advise(few) if entry.changes_training], "it is not worth that"
 
 
 def test_ranks_that_are_late_in_turn_are_not_one_slow_rank() -> None:
     advice = first(profile(critical=(5, 5), parts={"waiting_for_rank": 0.03}))
-    assert (advice.bottleneck, advice.band) == (
-        "uneven_ranks",
-        (pytest.approx(0.07), STEP_S),
-    )
+    assert (advice.bottleneck, advice.band) == ("uneven_ranks", (pytest.approx(0.07), STEP_S))
 
 
 def test_sync_batchnorm_is_told_from_gradients() -> None:
@@ -363,10 +313,7 @@ def test_sync_batchnorm_is_told_from_gradients() -> None:
         "other_collectives",
         {"dist.sync_batchnorm": "false"},
     )
-    assert (
-        "60 collectives besides the all-reduces of gradients (SyncBatchNorm)"
-        in advice.text
-    )
+    assert "60 collectives besides the all-reduces of gradients (SyncBatchNorm)" in advice.text
     assert flags_of(advice.settings or {}) == "--no-dist.sync_batchnorm"
     named = {entry.bottleneck for entry in advise(as_script(result))}
     assert "other_collectives" not in named, "no line of the user's called them"
@@ -401,46 +348,30 @@ def broadcasting(*, lines: tuple[LineCost, ...] = (), **changes: Any) -> Profile
 def test_the_broadcast_of_buffers_is_told_from_other_collectives() -> None:
     buffers, others = advise(as_script(broadcasting()))
     assert (buffers.bottleneck, buffers.cost_s) == ("buffers", pytest.approx(0.04))
-    assert buffers.remedy.startswith(
-        "pass broadcast_buffers=False to DistributedDataParallel"
-    )
-    assert (others.bottleneck, others.cost_s) == (
-        "other_collectives",
-        pytest.approx(0.02),
-    )
+    assert buffers.remedy.startswith("pass broadcast_buffers=False to DistributedDataParallel")
+    assert (others.bottleneck, others.cost_s) == ("other_collectives", pytest.approx(0.02))
     assert (
         "3 collectives besides the all-reduces of gradients (2 broadcast, 1 allgather)"
         in others.text
     )
     assert "train.py:9" in others.text
     short = tuple(
-        replace(line, seconds=line.seconds / 2)
-        for line in broadcasting().collective_lines
+        replace(line, seconds=line.seconds / 2) for line in broadcasting().collective_lines
     )
     [only] = advise(as_script(broadcasting(lines=short)))
     assert only.bottleneck == "buffers", "a small one may be needed"
 
 
-@pytest.mark.parametrize(
-    ("exact", "is_proposed"), [("world", True), ("elastic", False)]
-)
-def test_the_broadcast_of_a_tasks_buffers_is_a_setting(
-    exact: str, is_proposed: bool
-) -> None:
+@pytest.mark.parametrize(("exact", "is_proposed"), [("world", True), ("elastic", False)])
+def test_the_broadcast_of_a_tasks_buffers_is_a_setting(exact: str, is_proposed: bool) -> None:
     advice = advise(broadcasting(settings={"train.exact": exact}))
     settings = [item.settings for item in advice if item.bottleneck == "buffers"]
     assert settings == ([{"dist.broadcast_buffers": "false"}] if is_proposed else [])
 
 
 def test_an_item_call_is_named_by_its_line() -> None:
-    syncs = (
-        HostSync(
-            source="train.py:7", call="cudaStreamSynchronize", seconds=0.05, calls=24.0
-        ),
-    )
-    result = profile(
-        parts={"gaps": 0.03, "host_sync": 0.01}, device="NVIDIA H200", syncs=syncs
-    )
+    syncs = (HostSync(source="train.py:7", call="cudaStreamSynchronize", seconds=0.05, calls=24.0),)
+    result = profile(parts={"gaps": 0.03, "host_sync": 0.01}, device="NVIDIA H200", syncs=syncs)
     advice = first(result)
     assert (advice.bottleneck, advice.settings) == ("host_sync", None)
     assert "at train.py:7 (cudaStreamSynchronize, 24 times)" in advice.text
@@ -452,9 +383,7 @@ def test_an_item_call_is_named_by_its_line() -> None:
         "DDP's timers are not the user's"
     )
     host_bound = replace(result, syncs=(replace(syncs[0], seconds=0.02),))
-    assert first(host_bound).predicted_step_s == pytest.approx(0.08), (
-        "the host alone takes 80 ms"
-    )
+    assert first(host_bound).predicted_step_s == pytest.approx(0.08), "the host alone takes 80 ms"
 
 
 def test_gaps_without_syncs_are_captured_in_a_graph() -> None:
@@ -512,14 +441,9 @@ def test_gaps_of_the_profiler_are_not_those_of_the_job() -> None:
     """An eager GPT on an H200, in milliseconds: compute 15.6, data 1.3 and gaps 26.8 of 43.7, but
     21.7 unprofiled."""
     parts = {"gaps": 0.0613, "data": 0.003}
-    result = profile(
-        device="NVIDIA H200", backend="nccl", parts=parts, unprofiled_step_s=0.05
-    )
+    result = profile(device="NVIDIA H200", backend="nccl", parts=parts, unprofiled_step_s=0.05)
     (advice,) = (advice for advice in advise(result) if advice.bottleneck == "launches")
-    assert (
-        advice.text
-        == "the device waits 11 ms of each 50 ms step for the host to launch kernels"
-    )
+    assert advice.text == "the device waits 11 ms of each 50 ms step for the host to launch kernels"
     assert advice.band == (pytest.approx(0.0387), pytest.approx(0.0444, abs=1e-3))
 
 
@@ -528,13 +452,10 @@ def test_fp32_on_a_gpu_is_the_last_advice() -> None:
     result = profile(parts={"gaps": 0.02}, device="NVIDIA H200", kernels=kernels)
     assert [advice.bottleneck for advice in advise(result)] == ["launches", "fp32"]
     assert advise(result)[-1].settings == {"train.precision": "bf16"}
-    assert [
-        advice.bottleneck for advice in advise(replace(result, precision="bf16"))
-    ] == ["launches"]
-    assert [advice.bottleneck for advice in advise(as_script(result))] == [
-        "launches",
-        "fp32",
+    assert [advice.bottleneck for advice in advise(replace(result, precision="bf16"))] == [
+        "launches"
     ]
+    assert [advice.bottleneck for advice in advise(as_script(result))] == ["launches", "fp32"]
 
 
 @pytest.mark.parametrize(
@@ -597,13 +518,8 @@ def test_buckets_of_one_size_leave_it_open_unless_doctor_has_measured() -> None:
 
 
 def test_large_buckets_of_one_size_are_mostly_bytes() -> None:
-    likely, least = fit_costs(
-        [bucket(8 * MIB, 0.0, 0.04)], network_bytes_per_s=None, world_size=2
-    )
-    assert (likely.latency_s, least.latency_s) == (
-        pytest.approx(0.0),
-        pytest.approx(0.02),
-    )
+    likely, least = fit_costs([bucket(8 * MIB, 0.0, 0.04)], network_bytes_per_s=None, world_size=2)
+    assert (likely.latency_s, least.latency_s) == (pytest.approx(0.0), pytest.approx(0.02))
 
 
 def test_the_bus_bandwidth_of_buckets_together_is_that_of_their_bytes() -> None:
@@ -636,24 +552,15 @@ def test_a_bucket_is_ready_with_the_last_of_its_tensors() -> None:
         for compute_s in (0.1, 0.4, 0.3, 0.5)
     ]
     plan = planned(tensors, 3 * MIB)
-    assert [(bucket.num_bytes, bucket.ready_s) for bucket in plan] == [
-        (3 * MIB, 0.9),
-        (MIB, 1.0),
-    ]
+    assert [(bucket.num_bytes, bucket.ready_s) for bucket in plan] == [(3 * MIB, 0.9), (MIB, 1.0)]
 
 
 def test_buckets_of_half_the_bytes_are_twice_as_many_gradients() -> None:
     """The size of a bucket counts gradients, of which bf16 sends half."""
     buckets = [bucket(20 * MIB, 0.04, 0.02), bucket(20 * MIB, 0.08, 0.02)]
-    tensors = [
-        ReadyGradients(num_bytes=5 * MIB, compute_s=0.01 * number)
-        for number in range(8)
-    ]
+    tensors = [ReadyGradients(num_bytes=5 * MIB, compute_s=0.01 * number) for number in range(8)]
     plans = [
-        {
-            cap: total
-            for cap, _, total in exposed_by_cap(tensors, part, lambda size: size / MIB)
-        }
+        {cap: total for cap, _, total in exposed_by_cap(tensors, part, lambda size: size / MIB)}
         for part in (1.0, 0.5)
     ]
     assert (plans[0][10.0], plans[1][10.0]) == (pytest.approx(40), pytest.approx(20))
@@ -663,9 +570,7 @@ def test_buckets_of_half_the_bytes_are_twice_as_many_gradients() -> None:
     settings = {"dist.comm": "powersgd", "train.batch_size": "64"}
     parts = {"exposed_communication": 0.05}
     (larger,) = advise(
-        profile(
-            parts=parts, settings=settings, buckets=tuple(buckets), bucket_cap_mb=0.01
-        )
+        profile(parts=parts, settings=settings, buckets=tuple(buckets), bucket_cap_mb=0.01)
     )
     assert larger.samples_factor > 1, (
         "what PowerSGD sends is not in proportion to the size of its buckets"
@@ -696,9 +601,7 @@ def test_what_was_planted_on_a_gpu_is_named_first(
 ) -> None:
     """Profiles of two NCCL ranks on an H200, of a small convolutional network; rank 1 slept in
     `slow`."""
-    result = read_profile(
-        Path(__file__).parents[2] / "data" / "profiles" / f"h200-{planted}.json"
-    )
+    result = read_profile(Path(__file__).parents[2] / "data" / "profiles" / f"h200-{planted}.json")
     assert sum(result.parts_s.values()) == pytest.approx(result.step_s, rel=0.02)
     assert (first(result).bottleneck, first(result).settings) == (bottleneck, settings)
 
@@ -713,7 +616,5 @@ def test_waits_in_many_all_reduces_go_with_them() -> None:
     measured = {"dist.bucket_cap_mb": 0.114, "train.batch_size": 0.196}
     for entry in advice[:2]:
         low, high = entry.band
-        assert (
-            low <= measured[next(iter(entry.settings or {}))] * entry.step_s <= high
-        ), entry
+        assert low <= measured[next(iter(entry.settings or {}))] * entry.step_s <= high, entry
     assert "for rank 1 on gpu-1, whose own work takes no longer" in advice[2].text

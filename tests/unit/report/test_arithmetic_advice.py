@@ -15,9 +15,7 @@ from drumline.runs.profile_files import SampledLine, WastedWork, WasteKind
 from drumline.runs.profile_result import Kernel, ProfileResult
 from tests.unit.report.test_advice import as_script, first, profile
 
-CALL = SampledLine(
-    file="train.py", line=7, function="main", source="scores = model(words)"
-)
+CALL = SampledLine(file="train.py", line=7, function="main", source="scores = model(words)")
 PHASES = {"forward": 0.03, "backward": 0.05, "optimizer": 0.02}
 
 
@@ -30,21 +28,12 @@ def test_every_kind_has_words() -> None:
 
 
 @pytest.mark.parametrize("kind", WASTE)
-def test_a_kind_of_waste_is_named_first_with_its_module_and_line(
-    kind: WasteKind,
-) -> None:
-    advice = first(
-        wasting(WastedWork(kind=kind, part=0.6, module="encoder", line=CALL))
-    )
+def test_a_kind_of_waste_is_named_first_with_its_module_and_line(kind: WasteKind) -> None:
+    advice = first(wasting(WastedWork(kind=kind, part=0.6, module="encoder", line=CALL)))
     assert advice.bottleneck == kind
     assert "train.py:7, in main: scores = model(words): " in advice.text
     assert kind == "padding" or "encoder" in advice.text
-    assert (
-        advice.saved_s.least
-        <= advice.saved_s.likely
-        <= advice.saved_s.most
-        <= advice.cost_s
-    )
+    assert advice.saved_s.least <= advice.saved_s.likely <= advice.saved_s.most <= advice.cost_s
 
 
 def test_padding_costs_its_part_of_both_passes() -> None:
@@ -56,9 +45,7 @@ def test_padding_costs_its_part_of_both_passes() -> None:
 
 
 def test_parts_of_one_kind_are_added_up_and_little_of_it_is_usual() -> None:
-    layers = [
-        WastedWork(kind="recomputation", part=0.5, module=f"layer{n}") for n in (1, 2)
-    ]
+    layers = [WastedWork(kind="recomputation", part=0.5, module=f"layer{n}") for n in (1, 2)]
     advice = first(wasting(*layers))
     assert advice.cost_s == pytest.approx(0.03)
     assert "layer1" in advice.text
@@ -72,9 +59,7 @@ def test_float64_is_not_made_bf16() -> None:
     assert "fp32" in [item.bottleneck for item in advise(result)]
     wasted = (WastedWork(kind="float64", part=0.9),)
     advice = advise(replace(result, wasted=wasted, phases_s=PHASES))
-    assert [item.bottleneck for item in advice] == ["float64"], (
-        "autocast leaves float64 as it is"
-    )
+    assert [item.bottleneck for item in advice] == ["float64"], "autocast leaves float64 as it is"
 
 
 def test_a_profiler_of_the_users_costs_what_steps_without_ours_take_longer() -> None:
@@ -89,9 +74,7 @@ def test_a_profiler_of_the_users_costs_what_steps_without_ours_take_longer() -> 
     assert advise(replace(result, slow_modes_s=0.001)) == ()
 
 
-def test_a_mode_that_slows_each_operation_costs_what_steps_with_it_take_longer() -> (
-    None
-):
+def test_a_mode_that_slows_each_operation_costs_what_steps_with_it_take_longer() -> None:
     modes = ("anomaly detection", "a tracer (sys.settrace)")
     advice = first(replace(profile(), slow_modes=modes, slow_modes_s=0.15))
     assert (advice.bottleneck, advice.cost_s) == ("slow_modes", pytest.approx(0.15))
@@ -106,16 +89,11 @@ def test_one_advice_names_a_profiler_and_a_mode_that_are_on_together() -> None:
     result = replace(profile(), own_profiler=CALL, slow_modes=modes, slow_modes_s=0.15)
     (advice,) = advise(result)
     assert (advice.bottleneck, advice.cost_s) == ("slow_modes", pytest.approx(0.15))
-    assert (
-        "go to anomaly detection and a profiler (torch.profiler at train.py:7"
-        in advice.text
-    )
+    assert "go to anomaly detection and a profiler (torch.profiler at train.py:7" in advice.text
 
 
 @pytest.mark.parametrize("is_profiler", [False, True])
-def test_a_mode_whose_cost_is_not_known_is_named_all_the_same(
-    is_profiler: bool,
-) -> None:
+def test_a_mode_whose_cost_is_not_known_is_named_all_the_same(is_profiler: bool) -> None:
     result = replace(profile(), slow_modes=("anomaly detection",))
     if is_profiler:
         result = replace(profile(), own_profiler=CALL)

@@ -10,13 +10,7 @@ import pytest
 
 from drumline.report.profile.advice import advise
 from drumline.report.profile.bottleneck import Advice
-from drumline.runs.profile_files import (
-    GRADIENTS,
-    SAMPLER,
-    OptimizerFacts,
-    ProcessUse,
-    WorkerUse,
-)
+from drumline.runs.profile_files import GRADIENTS, SAMPLER, OptimizerFacts, ProcessUse, WorkerUse
 from drumline.runs.profile_result import (
     BusyThread,
     Collections,
@@ -41,9 +35,7 @@ def line(phase: str, seconds: float, *, cpu: float = 0.0, own: float = 1.0) -> L
     )
 
 
-def sampled(
-    phases_s: dict[str, float], *lines: LineCost, **changes: Any
-) -> ProfileResult:
+def sampled(phases_s: dict[str, float], *lines: LineCost, **changes: Any) -> ProfileResult:
     parts = changes.pop("parts", {"gaps": 0.05})
     return profile(parts=parts, phases_s=phases_s, lines=lines, **changes)
 
@@ -61,35 +53,19 @@ def test_python_in_the_step_is_named_by_its_line() -> None:
     )
     assert computing.remedy.startswith("use operations of torch on whole tensors")
     waiting = only(sampled({"rest": 0.09}, line("rest", 0.03)))
-    assert waiting.text.startswith(
-        "your code waits 30 ms of each 100 ms step between the phases"
-    )
+    assert waiting.text.startswith("your code waits 30 ms of each 100 ms step between the phases")
     assert advise(sampled({"forward": 0.09}, line("forward", 0.05, own=0.02))) == (), (
         "what torch computes for the line is the model"
     )
     assert advise(sampled({"forward": 0.09}, line("forward", 0.05, cpu=1.0)))
     assert advise(sampled({"forward": 0.09}, line("forward", 0.005, cpu=1.0))) == ()
     looping = replace(line("forward", 0.05, own=0.2, cpu=1.0), operations=64.0)
-    assert only(sampled({"forward": 0.09}, looping)).cost_s == 0.05, (
-        "with what it calls in a loop"
-    )
-    both = only(
-        sampled({"forward": 0.09}, replace(looping, seconds=0.025, backward_s=0.02))
-    )
+    assert only(sampled({"forward": 0.09}, looping)).cost_s == 0.05, "with what it calls in a loop"
+    both = only(sampled({"forward": 0.09}, replace(looping, seconds=0.025, backward_s=0.02)))
     assert both.cost_s == pytest.approx(0.025 + 0.02)
-    assert (
-        "in forward, in 64 short operations and their backward pass, mostly at"
-        in both.text
-    )
-    assert (
-        advise(
-            sampled({"forward": 0.09}, replace(looping, operations=20.0, own_s=0.005))
-        )
-        == ()
-    )
-    of_micro_batches = sampled(
-        {"forward": 0.09}, replace(looping, own_s=0.01), num_passes=8
-    )
+    assert "in forward, in 64 short operations and their backward pass, mostly at" in both.text
+    assert advise(sampled({"forward": 0.09}, replace(looping, operations=20.0, own_s=0.005))) == ()
+    of_micro_batches = sampled({"forward": 0.09}, replace(looping, own_s=0.01), num_passes=8)
     assert advise(of_micro_batches) == (), "8 operations for each micro-batch"
 
 
@@ -106,9 +82,7 @@ def test_operations_that_a_library_calls_for_a_line_in_a_loop_are_its_cost() -> 
     assert (advice.bottleneck, advice.cost_s) == ("python", 0.05)
     assert "in 400 short operations, mostly at task.py:7" in advice.text
     generated = replace(looping, seconds=0.04, caller="train.py:50")
-    result = sampled(
-        {"forward": 0.09}, looping, optimizer=few, undifferentiated=(generated,)
-    )
+    result = sampled({"forward": 0.09}, looping, optimizer=few, undifferentiated=(generated,))
     assert only(result).bottleneck == "no_gradients"
 
 
@@ -177,12 +151,8 @@ def test_what_a_batch_takes_besides_the_start_of_workers_has_advice() -> None:
     assert costs_s == {"data": pytest.approx(0.04), "worker_starts": 0.02}
 
 
-@pytest.mark.parametrize(
-    ("phase", "bottleneck"), [("on_device", "on_device"), ("hook A", "hook")]
-)
-def test_on_device_and_hooks_count_with_what_they_compute(
-    phase: str, bottleneck: str
-) -> None:
+@pytest.mark.parametrize(("phase", "bottleneck"), [("on_device", "on_device"), ("hook A", "hook")])
+def test_on_device_and_hooks_count_with_what_they_compute(phase: str, bottleneck: str) -> None:
     advice = only(sampled({phase: 0.03, "forward": 0.07}, line(phase, 0.03, own=0.1)))
     assert (advice.bottleneck, advice.cost_s) == (bottleneck, 0.03)
     assert "task.py:7" in advice.text
@@ -192,14 +162,8 @@ def test_on_device_and_hooks_count_with_what_they_compute(
 
 def test_the_largest_cost_is_first_also_where_only_a_line_is_named() -> None:
     lines = (line("hook A", 0.015), line("forward", 0.03), line("data", 0.02))
-    result = sampled(
-        {"hook A": 0.015, "forward": 0.05, "data": 0.02}, *lines, parts={"data": 0.02}
-    )
-    assert [advice.bottleneck for advice in advise(result)] == [
-        "python",
-        "data",
-        "hook",
-    ]
+    result = sampled({"hook A": 0.015, "forward": 0.05, "data": 0.02}, *lines, parts={"data": 0.02})
+    assert [advice.bottleneck for advice in advise(result)] == ["python", "data", "hook"]
 
 
 def test_slow_samples_are_named_by_their_line() -> None:
@@ -210,27 +174,17 @@ def test_slow_samples_are_named_by_their_line() -> None:
     assert only(script).remedy == "num_workers=2 of the DataLoader", (
         "a sleeping __getitem__ needs no core"
     )
-    computes = sampled(
-        {"data": 0.06}, line("data", 0.06, cpu=1.0), parts={"data": 0.06}
-    )
+    computes = sampled({"data": 0.06}, line("data", 0.06, cpu=1.0), parts={"data": 0.06})
     alone = as_script(replace(computes, cores_per_rank=1.0, loading_cores=None))
     assert only(alone).remedy.startswith("more workers bring nothing on 1 core a rank")
-    in_torch = sampled(
-        {"data": 0.06}, line("data", 0.06, own=0.1), parts={"data": 0.06}
-    )
+    in_torch = sampled({"data": 0.06}, line("data", 0.06, own=0.1), parts={"data": 0.06})
     unknown = as_script(replace(in_torch, cores_per_rank=1.0, loading_cores=None))
-    assert only(unknown).remedy.startswith("more workers bring nothing"), (
-        "it does not sleep"
-    )
+    assert only(unknown).remedy.startswith("more workers bring nothing"), "it does not sleep"
     crowded = only(replace(computes, cores_per_rank=1.0))
-    assert crowded.remedy.startswith("more workers bring nothing"), (
-        "loading_cores is 0.05"
-    )
+    assert crowded.remedy.startswith("more workers bring nothing"), "loading_cores is 0.05"
     partly = sampled({"data": 0.06}, line("data", 0.06, cpu=0.7), parts={"data": 0.06})
     busy = as_script(replace(partly, cores_per_rank=1.0, loading_cores=None))
-    assert only(busy).remedy.startswith("more workers bring nothing"), (
-        "the training needs the core"
-    )
+    assert only(busy).remedy.startswith("more workers bring nothing"), "the training needs the core"
 
 
 def test_garbage_collection_says_who_asks_for_it() -> None:
@@ -241,9 +195,7 @@ def test_garbage_collection_says_who_asks_for_it() -> None:
     )
     assert advice.remedy == "call gc.collect() there every so many steps, or not at all"
     automatic = replace(asked, is_asked_for=False)
-    assert (
-        "gc.freeze()" in only(sampled({"forward": 0.1}, collections=automatic)).remedy
-    )
+    assert "gc.freeze()" in only(sampled({"forward": 0.1}, collections=automatic)).remedy
 
 
 def optimizer(**changes: Any) -> OptimizerFacts:
@@ -265,9 +217,7 @@ def test_a_slow_optimizer_gets_its_faster_form_or_is_named_by_its_line() -> None
     settings = {"optim.name": "torch.optim.NAdam"}
     named = only(sampled(phases, optimizer=optimizer(name="NAdam"), settings=settings))
     assert named.settings == {"optim.options.foreach": "true"}
-    assert advise(sampled(phases, optimizer=optimizer(is_fused=True))) == (), (
-        "it is as it is"
-    )
+    assert advise(sampled(phases, optimizer=optimizer(is_fused=True))) == (), "it is as it is"
     own = optimizer(name="Whitened", is_fused=False)
     at_line = only(sampled(phases, line("optimizer", 0.03, own=0.0), optimizer=own))
     assert at_line.text.endswith(
@@ -293,10 +243,7 @@ def test_gradients_that_no_optimizer_uses_are_a_part_of_both_passes() -> None:
     parts = {"exposed_communication": 0.02}
     frozen = optimizer(unused_gradients=0.5)
     advice = only(sampled(phases, optimizer=frozen, parts=parts))
-    assert (advice.bottleneck, advice.cost_s) == (
-        "unused_gradients",
-        pytest.approx(0.03),
-    )
+    assert (advice.bottleneck, advice.cost_s) == ("unused_gradients", pytest.approx(0.03))
     assert advice.text == (
         "50% of the gradients are computed and reduced for weights that no optimizer has, or whose rate is 0: 30 ms "
         "of each 100 ms step"
@@ -309,9 +256,7 @@ def test_many_small_parameters_are_counted() -> None:
     small = optimizer(num_tensors=2000, num_bytes=16_000, is_fused=True)
     advice = only(sampled({"optimizer": 0.01, "forward": 0.09}, optimizer=small))
     assert advice.bottleneck == "small_tensors"
-    assert advice.text.startswith(
-        "2,000 parameters of 8 B on average: 55 ms of each 100 ms step"
-    )
+    assert advice.text.startswith("2,000 parameters of 8 B on average: 55 ms of each 100 ms step")
     phases = {"optimizer": 0.01, "forward": 0.04, "hook Average": 0.05}
     hooked = advise(sampled(phases, line("hook Average", 0.05), optimizer=small))
     assert hooked[0].bottleneck == "hook", "half of the gaps are the hook's"
@@ -329,16 +274,10 @@ def test_many_small_parameters_are_counted() -> None:
 
 def test_log_lines_evaluations_and_saves_get_longer_intervals() -> None:
     phases = {"log": 0.01, "forward": 0.08}
-    logs = sampled(
-        phases, communication_phases_s={"log": 0.01}, settings={"log.every_steps": "1"}
-    )
-    assert (only(logs).bottleneck, only(logs).settings) == (
-        "log",
-        {"log.every_steps": "10"},
-    )
+    logs = sampled(phases, communication_phases_s={"log": 0.01}, settings={"log.every_steps": "1"})
+    assert (only(logs).bottleneck, only(logs).settings) == ("log", {"log.every_steps": "10"})
     compared = sampled(
-        {"comparison of replicas": 0.02, "forward": 0.08},
-        settings={"watch.replicas_every": "1"},
+        {"comparison of replicas": 0.02, "forward": 0.08}, settings={"watch.replicas_every": "1"}
     )
     assert only(compared).settings == {"watch.replicas_every": "10"}
     assert only(compared).text == (
@@ -376,15 +315,11 @@ def test_a_wait_names_what_other_threads_do() -> None:
     thread = BusyThread(rank=0, name="reader", cores=0.01, source="task.py:22")
     advice = only(sampled({"rest": 0.1}, line("rest", 0.04), threads=(thread,)))
     assert advice.bottleneck == "python"
-    assert advice.text.endswith(
-        "f: work() (meanwhile the thread reader is at task.py:22)"
-    )
+    assert advice.text.endswith("f: work() (meanwhile the thread reader is at task.py:22)")
 
 
 def crowded(result: ProfileResult, wait_s: float) -> ProfileResult:
-    return replace(
-        result, ranks=tuple(replace(rank, cpu_wait_s=wait_s) for rank in result.ranks)
-    )
+    return replace(result, ranks=tuple(replace(rank, cpu_wait_s=wait_s) for rank in result.ranks))
 
 
 def test_what_takes_the_cores_of_the_ranks_is_named() -> None:
@@ -436,9 +371,7 @@ def test_more_threads_of_operations_than_cores_wait_for_one() -> None:
 
 def test_a_sampler_is_not_loaded_by_workers() -> None:
     line_of_sampler = line(SAMPLER, 0.04, cpu=1.0)
-    result = sampled(
-        {SAMPLER: 0.04, "forward": 0.05}, line_of_sampler, parts={"data": 0.04}
-    )
+    result = sampled({SAMPLER: 0.04, "forward": 0.05}, line_of_sampler, parts={"data": 0.04})
     advice = only(result)
     assert advice.bottleneck == "sampler"
     assert advice.text.startswith(

@@ -20,9 +20,7 @@ def request(server: LiveServer) -> Iterator[socket.socket]:
     """A connection that has asked for the page."""
     url = urlsplit(server.url)
     with socket.create_connection((url.hostname, url.port), timeout=20) as connection:
-        connection.sendall(
-            f"GET {url.path} HTTP/1.0\r\nHost: {url.netloc}\r\n\r\n".encode()
-        )
+        connection.sendall(f"GET {url.path} HTTP/1.0\r\nHost: {url.netloc}\r\n\r\n".encode())
         yield connection
 
 
@@ -91,11 +89,7 @@ def test_connections_are_limited_and_a_closed_one_makes_room(
         may_render.wait(20)
         return "the page"
 
-    with (
-        closing(LiveServer(render)) as server,
-        request(server) as first,
-        request(server),
-    ):
+    with closing(LiveServer(render)) as server, request(server) as first, request(server):
         wait_until(lambda: len(server._served) == 2)
         assert not is_served(server)
         may_render.set()

@@ -80,9 +80,7 @@ def test_how_a_run_failed_is_below_its_state(tmp_path: Path) -> None:
 
 
 def test_runs_are_side_by_side_with_what_differs(tmp_path: Path) -> None:
-    first_run = write_run(
-        tmp_path / "a" / "run", settings={"lr": "0.1", "momentum": "0.9"}
-    )
+    first_run = write_run(tmp_path / "a" / "run", settings={"lr": "0.1", "momentum": "0.9"})
     second_run = write_run(
         tmp_path / "b" / "run", settings={"lr": "0.2", "momentum": "0.9"}, steps=100
     )
@@ -93,9 +91,7 @@ def test_runs_are_side_by_side_with_what_differs(tmp_path: Path) -> None:
     assert "momentum" not in differs
     labels = [series["label"] for series in chart_data(page)[0]["series"]]
     assert labels == [
-        f"{run} {kind}"
-        for run in (first_run, second_run)
-        for kind in ("training", "evaluation")
+        f"{run} {kind}" for run in (first_run, second_run) for kind in ("training", "evaluation")
     ]
 
 
@@ -108,12 +104,7 @@ def chart_data(page: str) -> list[dict[str, list[dict[str, Any]]]]:
 
 def test_what_a_hostile_folder_holds_is_text(tmp_path: Path) -> None:
     run = write_run(
-        tmp_path / "run",
-        task=EVIL,
-        metric=EVIL,
-        message=EVIL,
-        slow_rank=1,
-        settings={"lr": EVIL},
+        tmp_path / "run", task=EVIL, metric=EVIL, message=EVIL, slow_rank=1, settings={"lr": EVIL}
     )
     page = render_page([read_run(run), read_run(run)])
     assert page.count("<script") == 3, "the data, uPlot, and our own"
@@ -130,21 +121,12 @@ def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
         "&#39;", "'"
     )
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
-    assert rules.keys() == {
-        "default-src",
-        "script-src",
-        "style-src",
-        "base-uri",
-        "form-action",
-    }
-    assert {rules[name] for name in ("default-src", "base-uri", "form-action")} == {
-        "'none'"
-    }
+    assert rules.keys() == {"default-src", "script-src", "style-src", "base-uri", "form-action"}
+    assert {rules[name] for name in ("default-src", "base-uri", "form-action")} == {"'none'"}
     for tag, rule in (("script", "script-src"), ("style", "style-src")):
         texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
         hashes = [
-            base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-            for text in texts
+            base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts
         ]
         assert rules[rule] == " ".join(f"'sha256-{hash_}'" for hash_ in hashes)
     assert not re.search(r"<[^>]+ (style|on\w+)=", page), "the policy forbids these"
@@ -174,10 +156,7 @@ def test_a_metric_does_not_replace_a_fact(tmp_path: Path) -> None:
     run.metrics = {"state": 0.5, "task": 0.5, "steps": 0.5, "accuracy": 0.5}
     page = text_of(render_page([run]))
     assert "task digits state done steps 200 of 200 best" in page
-    assert (
-        "Latest evaluation state 0.5000 task 0.5000 steps 0.5000 accuracy 50.00%"
-        in page
-    )
+    assert "Latest evaluation state 0.5000 task 0.5000 steps 0.5000 accuracy 50.00%" in page
 
 
 def test_a_profile_in_which_no_rank_is_waited_for_names_none(tmp_path: Path) -> None:
@@ -192,9 +171,7 @@ def test_a_profile_in_which_no_rank_is_waited_for_names_none(tmp_path: Path) -> 
 
 def test_a_run_without_events_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    assert "state own loop steps 0" in text_of(
-        render_page([read_run(tmp_path / "run")])
-    )
+    assert "state own loop steps 0" in text_of(render_page([read_run(tmp_path / "run")]))
 
 
 @pytest.mark.parametrize(
@@ -212,10 +189,7 @@ def test_a_run_without_events_has_a_page(tmp_path: Path) -> None:
         ],
         [{"kind": "evaluation", "seconds": 1e308}] * 2,
         [{"kind": "checkpoint", "blocked_s": 1e308}] * 2,
-        [
-            {"kind": "first_step", "seconds": 1e308},
-            {"kind": "first_step", "seconds": -1e308},
-        ],
+        [{"kind": "first_step", "seconds": 1e308}, {"kind": "first_step", "seconds": -1e308}],
         [{"kind": "evaluation", "seconds": 5}, {"kind": "checkpoint", "blocked_s": -5}],
     ],
 )
@@ -223,9 +197,7 @@ def test_durations_that_cannot_be_true_are_left_out(
     tmp_path: Path, events: list[dict[str, object]]
 ) -> None:
     (tmp_path / "run" / "events").mkdir(parents=True)
-    append(
-        tmp_path / "run", 0, *({"step": 1, "time": BEGIN, **event} for event in events)
-    )
+    append(tmp_path / "run", 0, *({"step": 1, "time": BEGIN, **event} for event in events))
     run = read_run(tmp_path / "run")
     assert 0 <= goodput_of(run.attempts).total_s < 10
     assert "went to training and evaluation" in text_of(render_page([run]))
@@ -242,15 +214,10 @@ def test_a_diagnosis_of_an_impossible_time_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("refresh_s", [None, 5.0])
-def test_only_a_live_page_loads_itself_again(
-    tmp_path: Path, refresh_s: float | None
-) -> None:
+def test_only_a_live_page_loads_itself_again(tmp_path: Path, refresh_s: float | None) -> None:
     page = render_page([read_run(write_run(tmp_path / "run"))], refresh_s=refresh_s)
     is_live = refresh_s is not None
-    assert (
-        '<meta http-equiv="refresh" content="5">' in page,
-        'data-refresh="5"' in page,
-    ) == (
+    assert ('<meta http-equiv="refresh" content="5">' in page, 'data-refresh="5"' in page) == (
         is_live,
         is_live,
     )
@@ -269,9 +236,7 @@ def test_all_metrics_of_all_sets_are_shown(tmp_path: Path) -> None:
         assert f" {name} {text} {text} " in several
 
 
-def test_the_page_of_an_own_loop_has_its_newest_checkpoint_and_no_times(
-    tmp_path: Path,
-) -> None:
+def test_the_page_of_an_own_loop_has_its_newest_checkpoint_and_no_times(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "own" / "checkpoints", 120)
     page = text_of(render_page([read_run(tmp_path / "own")]))
     assert "state own loop steps 120" in page
@@ -287,15 +252,8 @@ def test_a_run_that_a_hook_ended_early_is_shown_as_such(tmp_path: Path) -> None:
     events = run / "events" / "rank-00000.jsonl"
     ended = events.read_text().replace('"total_steps": 100', '"total_steps": 1000')
     events.write_text(
-        ended.replace(
-            '"best_step": 50', '"best_step": 50, "stopped": "loss did not improve"'
-        )
+        ended.replace('"best_step": 50', '"best_step": 50, "stopped": "loss did not improve"')
     )
     assert "steps 100 of 1,000" in text_of(render_page([read_run(run)]))
     assert "stopped loss did not improve" in text_of(render_page([read_run(run)]))
-    assert _cells(listed(run))[:4] == (
-        str(run),
-        "digits",
-        "done",
-        "100/1,000 (ended early)",
-    )
+    assert _cells(listed(run))[:4] == (str(run), "digits", "done", "100/1,000 (ended early)")

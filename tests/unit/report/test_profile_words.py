@@ -25,8 +25,7 @@ def golden(name: str, result: ProfileResult) -> None:
 
 def test_words_of_two_ranks(tmp_path: Path) -> None:
     golden(
-        "gloo-slow",
-        replace(two_ranks(tmp_path), network_bytes_per_s=1e8, unprofiled_step_s=0.08),
+        "gloo-slow", replace(two_ranks(tmp_path), network_bytes_per_s=1e8, unprofiled_step_s=0.08)
     )
 
 
@@ -35,9 +34,7 @@ def test_words_of_several_hosts_with_a_rank_that_is_missing(tmp_path: Path) -> N
     golden(
         "missing",
         replace(
-            result,
-            world_size=4,
-            missing_ranks={"2": "it is incomplete", "3": "it is incomplete"},
+            result, world_size=4, missing_ranks={"2": "it is incomplete", "3": "it is incomplete"}
         ),
     )
 
@@ -49,13 +46,10 @@ def test_words_of_ranks_on_a_gpu(tmp_path: Path, kind: str) -> None:
 
 def changed(result: ProfileResult, **parts_ms: float) -> ProfileResult:
     """Every rank with these parts."""
-    parts = dict.fromkeys(result.parts_s, 0.0) | {
-        name: ms / 1e3 for name, ms in parts_ms.items()
-    }
+    parts = dict.fromkeys(result.parts_s, 0.0) | {name: ms / 1e3 for name, ms in parts_ms.items()}
     step_s = sum(parts.values())
     ranks = tuple(
-        replace(rank, parts_s=parts, critical_steps=0, step_s=(step_s,))
-        for rank in result.ranks
+        replace(rank, parts_s=parts, critical_steps=0, step_s=(step_s,)) for rank in result.ranks
     )
     return replace(result, parts_s=parts, step_s=step_s, ranks=ranks)
 
@@ -90,42 +84,25 @@ def test_the_largest_loss_is_first(tmp_path: Path) -> None:
         == "the ranks compute 100% of the step; there is nothing worth changing"
     )
     slow_data = changed(result, compute=40, data=60)
-    assert (
-        headline(slow_data)
-        == "data is slow: the ranks wait 60% of the step for their batches"
-    )
+    assert headline(slow_data) == "data is slow: the ranks wait 60% of the step for their batches"
     exposed = changed(result, compute=40, exposed_communication=60)
-    assert headline(exposed).startswith(
-        "communication is exposed: the ranks wait 60% of the step"
-    )
+    assert headline(exposed).startswith("communication is exposed: the ranks wait 60% of the step")
     host = changed(result, compute=40, gaps=60)
     assert (
         headline(host)
         == "the ranks compute 40% of the step, and 60% is Python and launches; there is nothing worth changing"
     )
-    syncs = (
-        HostSync(
-            source="train.py:7", call="cudaStreamSynchronize", seconds=0.05, calls=1.0
-        ),
-    )
-    gpu = replace(
-        changed(result, compute=40, gaps=60), device="NVIDIA H200", syncs=syncs
-    )
-    assert headline(gpu).endswith(
-        "idle 60% of the step because of that, mostly in train.py:7"
-    )
+    syncs = (HostSync(source="train.py:7", call="cudaStreamSynchronize", seconds=0.05, calls=1.0),)
+    gpu = replace(changed(result, compute=40, gaps=60), device="NVIDIA H200", syncs=syncs)
+    assert headline(gpu).endswith("idle 60% of the step because of that, mostly in train.py:7")
 
 
 def test_unknown_bytes_of_buckets_are_not_none(tmp_path: Path) -> None:
     """As those of PowerSGD's factors over gloo."""
     result = two_ranks(tmp_path)
-    lines = words_of(
-        replace(result, buckets=(replace(result.buckets[0], num_bytes=0),))
-    )
+    lines = words_of(replace(result, buckets=(replace(result.buckets[0], num_bytes=0),)))
     assert "1 bucket of gradients, of unknown bytes" in lines
-    assert (
-        "  1:        ?, ready after 20.00 ms of compute, all-reduce 19.00 ms" in lines
-    )
+    assert "  1:        ?, ready after 20.00 ms of compute, all-reduce 19.00 ms" in lines
 
 
 def test_text_of_others_is_one_line(tmp_path: Path) -> None:
@@ -135,17 +112,13 @@ def test_text_of_others_is_one_line(tmp_path: Path) -> None:
 
 def test_a_crowded_machine_is_named(tmp_path: Path) -> None:
     result = two_ranks(tmp_path)
-    ranks = [
-        replace(rank, cpu_wait_s=0.001 + 0.03 * rank.rank) for rank in result.ranks
-    ]
+    ranks = [replace(rank, cpu_wait_s=0.001 + 0.03 * rank.rank) for rank in result.ranks]
     crowded = replace(result, ranks=tuple(ranks))
     assert [line for line in words_of(crowded) if "CPU" in line] == [
         "rank 1 on a waited for a CPU in 31% of its steps: other processes used the cores, or ranks share them, and "
         "on a quiet machine the numbers differ"
     ]
-    assert not [
-        line for line in words_of(replace(result, ranks=(ranks[0],))) if "CPU" in line
-    ]
+    assert not [line for line in words_of(replace(result, ranks=(ranks[0],))) if "CPU" in line]
 
 
 def test_phases_lines_and_the_mfu_are_shown(tmp_path: Path) -> None:

@@ -40,9 +40,7 @@ class Job:
         **start: Any,
     ) -> None:
         since, cursor = self.saved[-1]
-        self.seen = {
-            number: seen for number, seen in self.seen.items() if number <= since
-        }
+        self.seen = {number: seen for number, seen in self.seen.items() if number <= since}
         samples = None if self.streams else self.length
         self.lines.append({
             "kind": "start", "step": since, "epoch": cursor.epoch, "position": cursor.position,
@@ -55,14 +53,11 @@ class Job:
         ledgers = [Ledger() for _ in range(world_size)]
         for step in range(since + 1, since + steps + 1):
             plans = [
-                plan_step(cursor, length=self.length, sharding=sharding)
-                for sharding in sharings
+                plan_step(cursor, length=self.length, sharding=sharding) for sharding in sharings
             ]
             for ledger, plan in zip(ledgers, plans, strict=True):
                 ledger.add(plan)
-            self.seen[step] = [
-                (plan.epoch, list(range(*plan.local_range))) for plan in plans
-            ]
+            self.seen[step] = [(plan.epoch, list(range(*plan.local_range))) for plan in plans]
             cursor = plans[0].next_cursor
             if step % save_every == 0:
                 ranks = [[list(entry) for entry in ledger.take()] for ledger in ledgers]
@@ -72,17 +67,14 @@ class Job:
                 since = step
                 if writes_checkpoints:
                     self.saved.append((step, cursor))
-        self.seen = {
-            number: seen for number, seen in self.seen.items() if number <= since
-        }
+        self.seen = {number: seen for number, seen in self.seen.items() if number <= since}
 
     def check(self, folder: Path) -> Section:
         path = folder / "ledger.jsonl"
         part = Section("samples")
         path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
         saved = [
-            SavedPosition(step, cursor.epoch, cursor.position)
-            for step, cursor in self.saved[1:]
+            SavedPosition(step, cursor.epoch, cursor.position) for step, cursor in self.saved[1:]
         ]
         check_samples(path, part, saved)
         return part
@@ -105,9 +97,7 @@ def two_epochs(world_size: int = 2) -> Job:
 
 @st.composite
 def histories(draw: st.DrawFn) -> Job:
-    job = Job(
-        draw(st.integers(1, 50)), draw(st.integers(4, 12)), streams=draw(st.booleans())
-    )
+    job = Job(draw(st.integers(1, 50)), draw(st.integers(4, 12)), streams=draw(st.booleans()))
     for _ in range(draw(st.integers(1, 5))):
         job.attempt(
             draw(st.integers(1, 4)),
@@ -129,20 +119,14 @@ def test_any_history_of_kills_and_world_sizes_replays_to_the_truth(
     part = job.check(tmp_path)
     assert part.problems == []
     assert part.counts["steps"] == max(job.seen, default=job.saved[-1][0])
-    covered = sum(
-        len(positions) for ranks in job.seen.values() for _, positions in ranks
-    )
+    covered = sum(len(positions) for ranks in job.seen.values() for _, positions in ranks)
     assert part.counts["positions"] == covered
 
 
 @any_history
 @given(job=histories(), data=st.data())
-def test_a_share_that_is_changed_is_found(
-    job: Job, data: st.DataObject, tmp_path: Path
-) -> None:
-    last_start = max(
-        number for number, line in enumerate(job.lines) if line["kind"] == "start"
-    )
+def test_a_share_that_is_changed_is_found(job: Job, data: st.DataObject, tmp_path: Path) -> None:
+    last_start = max(number for number, line in enumerate(job.lines) if line["kind"] == "start")
     counting = [line for line in job.lines[last_start:] if line["kind"] == "steps"]
     if not counting:
         return
@@ -158,9 +142,7 @@ def test_a_share_that_is_changed_is_found(
 def test_a_line_that_is_lost_or_doubled_is_found(
     job: Job, data: st.DataObject, tmp_path: Path
 ) -> None:
-    last_start = max(
-        number for number, line in enumerate(job.lines) if line["kind"] == "start"
-    )
+    last_start = max(number for number, line in enumerate(job.lines) if line["kind"] == "start")
     counting = range(last_start + 1, len(job.lines))
     if not counting:
         return
@@ -185,9 +167,7 @@ def test_a_sample_that_two_ranks_had_is_named(tmp_path: Path) -> None:
 def test_samples_that_never_came_are_named(tmp_path: Path) -> None:
     job = two_epochs()
     del job.lines[2]
-    samples = ", ".join(
-        map(str, permute(np.arange(16, 21), length=37, seed=3, epoch=0).tolist())
-    )
+    samples = ", ".join(map(str, permute(np.arange(16, 21), length=37, seed=3, epoch=0).tolist()))
     assert job.texts(tmp_path) == [
         "ledger.jsonl, line 3: not recorded above it: steps 3 to 4",
         f"ledger.jsonl: epoch 1: positions 16 to 31 (samples {samples} and 11 more) missing: "
@@ -246,10 +226,7 @@ def test_shares_of_another_step_are_named(tmp_path: Path) -> None:
 def test_a_batch_of_another_size_is_named(tmp_path: Path) -> None:
     job = two_epochs()
     job.lines[0]["batch_size"] = 9
-    assert (
-        "ledger.jsonl, line 2: step 1 had a global batch of 8, not of 9"
-        in job.texts(tmp_path)
-    )
+    assert "ledger.jsonl, line 2: step 1 had a global batch of 8, not of 9" in job.texts(tmp_path)
 
 
 def test_a_step_without_samples_is_named(tmp_path: Path) -> None:
@@ -274,10 +251,7 @@ def test_a_position_that_no_dataset_has_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            {"kind": "leap"},
-            "its kind is 'leap', which this version of Drumline does not know",
-        ),
+        ({"kind": "leap"}, "its kind is 'leap', which this version of Drumline does not know"),
         ({"first": -1}, "damaged: Expected `int` >= 0 - at `$.first`"),
         ({"last": 3}, "damaged: steps 1 to 3, but rank 0 has 2"),
         ({"ranks": []}, "damaged: Expected `array` of length >= 1 - at `$.ranks`"),
@@ -285,9 +259,7 @@ def test_a_position_that_no_dataset_has_is_named(tmp_path: Path) -> None:
         ({"ranks": [[[0, 0, 8, 8, 2]]]}, "1 ranks, but the job had 2"),
     ],
 )
-def test_damaged_lines_are_named(
-    tmp_path: Path, damage: dict[str, Any], message: str
-) -> None:
+def test_damaged_lines_are_named(tmp_path: Path, damage: dict[str, Any], message: str) -> None:
     job = two_epochs()
     job.lines[1].update(damage)
     assert f"ledger.jsonl, line 2: {message}" in job.texts(tmp_path)
@@ -319,9 +291,7 @@ def test_an_empty_ledger_is_one_problem(tmp_path: Path) -> None:
         (40, "epoch 1: positions 37 to 39"),
     ],
 )
-def test_a_wrong_number_of_samples_is_reported(
-    tmp_path: Path, samples: int, what: str
-) -> None:
+def test_a_wrong_number_of_samples_is_reported(tmp_path: Path, samples: int, what: str) -> None:
     job = Job(37, 8)
     job.attempt(2, 60)
     job.lines[0]["samples"] = samples
@@ -364,9 +334,7 @@ def test_a_dataset_that_changes_between_epochs_is_a_note(tmp_path: Path) -> None
     job.attempt(2, 5, save_every=3)
     part = job.check(tmp_path)
     assert part.problems == []
-    assert "the dataset changed: 32 samples before step 5, 40 samples after" in str(
-        part.notes[0]
-    )
+    assert "the dataset changed: 32 samples before step 5, 40 samples after" in str(part.notes[0])
 
 
 def test_an_incomplete_line_is_a_note(tmp_path: Path) -> None:
@@ -390,8 +358,7 @@ def test_a_ledger_that_lacks_its_beginning_is_reported(tmp_path: Path) -> None:
     job.attempt(3, 4)
     resumed, missing = job.texts(tmp_path)[:2]
     assert (
-        resumed
-        == "ledger.jsonl, line 1: the run resumed from step 4; not recorded: steps 1 to 4"
+        resumed == "ledger.jsonl, line 1: the run resumed from step 4; not recorded: steps 1 to 4"
     )
     assert missing.startswith("ledger.jsonl: epoch 1: positions 0 to 31 (samples ")
 

@@ -42,9 +42,7 @@ def test_a_run_has_its_result_curves_and_moments(tmp_path: Path) -> None:
         ("waiting for data", "training"),
     ]
     assert curves["loss", "training"].steps == list(range(5, 201, 5))
-    assert curves["loss", "evaluation"].values == [
-        3 / step for step in (50, 100, 150, 200)
-    ]
+    assert curves["loss", "evaluation"].values == [3 / step for step in (50, 100, 150, 200)]
     assert [moment.kind for moment in run.moments] == [
         "start",
         *["checkpoint"] * 4,
@@ -58,33 +56,19 @@ def test_a_run_has_its_result_curves_and_moments(tmp_path: Path) -> None:
         "node-a (cpu)": "ranks 0-3",
     }
     assert run.settings == {"optim.lr": "0.1"}
-    assert {rank: len(times) for rank, times in run.phases.items()} == dict.fromkeys(
-        range(4), 40
-    )
+    assert {rank: len(times) for rank, times in run.phases.items()} == dict.fromkeys(range(4), 40)
 
 
-def test_the_parts_of_the_time_add_up_and_repeated_steps_are_lost(
-    tmp_path: Path,
-) -> None:
+def test_the_parts_of_the_time_add_up_and_repeated_steps_are_lost(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", fault_at=120))
     goodput = goodput_of(run.attempts)
     # 220 steps were taken; 20 of the 120 before the fault again. Saves at 50, 100, then 150 and
     # 200.
     assert goodput.training_s == pytest.approx(20.0)
     assert goodput.repeated_s == pytest.approx(2.0)
-    assert (goodput.start_s, goodput.restart_s) == (
-        pytest.approx(10.0),
-        pytest.approx(8.0),
-    )
-    assert (goodput.evaluation_s, goodput.save_s) == (
-        pytest.approx(4.0),
-        pytest.approx(2.0),
-    )
-    assert (
-        goodput.total_s
-        == pytest.approx(RunClock(run.attempts).seconds)
-        == pytest.approx(46.0)
-    )
+    assert (goodput.start_s, goodput.restart_s) == (pytest.approx(10.0), pytest.approx(8.0))
+    assert (goodput.evaluation_s, goodput.save_s) == (pytest.approx(4.0), pytest.approx(2.0))
+    assert goodput.total_s == pytest.approx(RunClock(run.attempts).seconds) == pytest.approx(46.0)
     assert goodput.share == pytest.approx(24 / 46)
     loss = run.curves[0]
     assert loss.steps == list(range(5, 201, 5)), "the repeated steps are there once"
@@ -103,16 +87,8 @@ def test_a_command_that_was_refused_repeats_no_steps(tmp_path: Path) -> None:
 def test_the_time_between_two_commands_is_not_counted(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", ranks=1)
     later = read_run(folder).attempts[-1].last + 86_400
-    append(
-        folder,
-        0,
-        {"number": 0, "kind": "start", "step": 200, "time": later, "task": "digits"},
-    )
-    append(
-        folder,
-        0,
-        {"number": 1, "kind": "train", "step": 205, "time": later + 3, "loss": 0.1},
-    )
+    append(folder, 0, {"number": 0, "kind": "start", "step": 200, "time": later, "task": "digits"})
+    append(folder, 0, {"number": 1, "kind": "train", "step": 205, "time": later + 3, "loss": 0.1})
     run = read_run(folder)
     clock = RunClock(run.attempts)
     assert (len(run.attempts), run.num_restarts) == (2, 0)
@@ -129,11 +105,7 @@ def test_the_slow_rank_stands_out_in_the_heat_map(tmp_path: Path) -> None:
     assert slow.excess == pytest.approx(0.5, abs=0.05), "50 ms of 100 ms"
     assert (
         max(
-            cell
-            for row in heat_map.rows
-            if row.rank != 2
-            for cell in row.cells
-            if cell is not None
+            cell for row in heat_map.rows if row.rank != 2 for cell in row.cells if cell is not None
         )
         < 0.01
     )
@@ -182,22 +154,15 @@ def test_of_a_huge_event_file_windows_are_read(
 ) -> None:
     path = tmp_path / "rank-00000.jsonl"
     with path.open("w") as file:
-        events = (
-            {"kind": "train", "step": step, "time": 1.0 + step}
-            for step in range(10_000)
-        )
+        events = ({"kind": "train", "step": step, "time": 1.0 + step} for step in range(10_000))
         file.writelines(f"{json.dumps(event)}\n" for event in events)
     monkeypatch.setattr(event_sample, "WINDOW_BYTES", 4096)
-    steps = [
-        event["step"] for event in event_sample.sampled_events(path, most_bytes=40_000)
-    ]
+    steps = [event["step"] for event in event_sample.sampled_events(path, most_bytes=40_000)]
     assert (steps[0], steps[-1]) == (0, 9_999)
     assert 300 < len(steps) < 1500
     gaps = [after - before for before, after in pairwise(steps)]
     assert max(gaps) < 10_000 / 8
-    assert (
-        list(event_sample.sampled_events(path, most_bytes=40_000, kind="phases")) == []
-    )
+    assert list(event_sample.sampled_events(path, most_bytes=40_000, kind="phases")) == []
 
 
 HOSTILE = [
@@ -209,32 +174,13 @@ HOSTILE = [
     {"kind": "train", "step": 1, "time": 1e300},
     {"kind": ["train"], "step": 1, "time": 1.0},
     {"kind": "phases", "step": 1, "time": 1.7e9, "phases_s": [1]},
-    {
-        "kind": "phases",
-        "step": 1,
-        "time": 1.7e9,
-        "phases_s": {"forward": -1, "x": {}, "data": "1"},
-    },
-    {
-        "kind": "start",
-        "step": 0,
-        "time": 1.7e9,
-        "task": 5,
-        "world_size": "9",
-        "total_steps": [1],
-    },
+    {"kind": "phases", "step": 1, "time": 1.7e9, "phases_s": {"forward": -1, "x": {}, "data": "1"}},
+    {"kind": "start", "step": 0, "time": 1.7e9, "task": 5, "world_size": "9", "total_steps": [1]},
     {"kind": "first_step", "step": 1, "time": 1.7e9, "seconds": {}},
     {"kind": "recovered", "step": 1, "time": 1.7e9},
     {"kind": "checkpoint", "step": 1, "time": 1.7e9, "blocked_s": "x"},
     {"kind": "preempted", "step": 1, "time": 1.7e9, "signal": 4},
-    {
-        "kind": "logged",
-        "step": 1,
-        "time": 1.7e9,
-        "type": "scalar",
-        "name": [],
-        "value": 1,
-    },
+    {"kind": "logged", "step": 1, "time": 1.7e9, "type": "scalar", "name": [], "value": 1},
     {
         "kind": "evaluation",
         "step": 1,
@@ -304,10 +250,7 @@ def test_a_measured_scaling_is_a_curve_by_ranks(tmp_path: Path) -> None:
     )
     write_scaling(run, measured)
     curve = read_run(run).curves[-1]
-    assert (curve.chart, curve.label) == (
-        "scaling efficiency",
-        "measured, weak scaling",
-    )
+    assert (curve.chart, curve.label) == ("scaling efficiency", "measured, weak scaling")
     assert (curve.steps, curve.values) == ([1, 2, 4], pytest.approx([1.0, 0.9, 0.8]))
     (run / "scale" / "prediction-1.json").write_text("{}")
     assert read_run(run).state == "done", "what is damaged there is left out"
@@ -320,9 +263,7 @@ def test_a_run_of_version_0_1_is_read() -> None:
     assert {curve.chart for curve in run.curves} >= {"loss", "samples/s"}
 
 
-def test_runs_are_listed_by_time_and_damaged_ones_are_listed_as_such(
-    tmp_path: Path,
-) -> None:
+def test_runs_are_listed_by_time_and_damaged_ones_are_listed_as_such(tmp_path: Path) -> None:
     for age, name in enumerate(("new", "old", "broken", "killed")):
         folder = write_run(tmp_path / name, ranks=1, ended=name != "killed")
         if name == "broken":
@@ -332,9 +273,9 @@ def test_runs_are_listed_by_time_and_damaged_ones_are_listed_as_such(
     (tmp_path / "own").mkdir()
     write_checkpoint(tmp_path / "own" / "checkpoints", 80)
     write_checkpoint(tmp_path / "own" / "checkpoints", 120)
-    (
-        write_checkpoint(tmp_path / "own" / "checkpoints", 160) / "model.safetensors"
-    ).write_bytes(b"incomplete")
+    (write_checkpoint(tmp_path / "own" / "checkpoints", 160) / "model.safetensors").write_bytes(
+        b"incomplete"
+    )
     (tmp_path / "no run").mkdir()
     runs = list_runs(tmp_path)
     assert [(run.run.name, run.state) for run in runs] == [
@@ -354,7 +295,5 @@ def test_runs_are_listed_by_time_and_damaged_ones_are_listed_as_such(
         2e9,
     )
     assert newest.metrics == {"loss": 0.015, "accuracy": 0.9}
-    assert newest.num_bytes == sum(
-        path.stat().st_size for path in (tmp_path / "new").rglob("*.*")
-    )
+    assert newest.num_bytes == sum(path.stat().st_size for path in (tmp_path / "new").rglob("*.*"))
     assert [run.run.name for run in list_runs(tmp_path / "new")] == ["new"]

@@ -56,21 +56,13 @@ def test_one_line_of_json_per_event_is_on_file_at_once(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["train", "note"]
     assert list(read_events(path)) == [
-        {
-            "kind": "train",
-            "step": 1,
-            "path": "/a",
-            "metrics": {"accuracy": 0.5},
-            "sizes": [1, 2],
-        },
+        {"kind": "train", "step": 1, "path": "/a", "metrics": {"accuracy": 0.5}, "sizes": [1, 2]},
         {"kind": "note", "message": "line\nbreak, \N{EIGHTH NOTE}"},
     ]
     log.close()
 
 
-def test_numbers_that_are_not_finite_stay_valid_json_and_are_restored(
-    tmp_path: Path,
-) -> None:
+def test_numbers_that_are_not_finite_stay_valid_json_and_are_restored(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = EventLog(path)
 
@@ -125,9 +117,7 @@ def test_a_killed_process_loses_nothing_it_has_reported(tmp_path: Path) -> None:
     assert [event["step"] for event in read_events(path)] == list(range(100))
 
 
-def test_a_write_that_fails_half_way_does_not_spoil_the_next_line(
-    tmp_path: Path,
-) -> None:
+def test_a_write_that_fails_half_way_does_not_spoil_the_next_line(tmp_path: Path) -> None:
     class HalfFull:
         def __init__(self, path: Path) -> None:
             self.file = path.open("ab", buffering=0)
@@ -182,9 +172,7 @@ def test_threads_report_whole_events(tmp_path: Path) -> None:
     with Reporter([EventLog(path)], rank=0, host="a") as reporter:
         threads = [
             threading.Thread(
-                target=lambda: [
-                    reporter.report("note", message="x" * 5000) for _ in range(50)
-                ]
+                target=lambda: [reporter.report("note", message="x" * 5000) for _ in range(50)]
             )
             for _ in range(4)
         ]

@@ -14,10 +14,7 @@ EXAMPLE = Manifest(
     step=120,
     created="2026-01-02T03:04:05+00:00",
     metrics={"loss": 0.1 + 0.2, "accuracy": 1.0},
-    files={
-        "model.safetensors": FileRecord(10, "ab"),
-        "progress.json": FileRecord(20, "cd"),
-    },
+    files={"model.safetensors": FileRecord(10, "ab"), "progress.json": FileRecord(20, "cd")},
 )
 
 
@@ -27,22 +24,12 @@ def test_is_restored_as_it_was() -> None:
 
 def test_is_plain_json_with_all_fields() -> None:
     content = json.loads(manifest.render(EXAMPLE))
-    assert set(content) == {
-        "format",
-        "step",
-        "created",
-        "metrics",
-        "non_finite",
-        "files",
-        "digest",
-    }
+    assert set(content) == {"format", "step", "created", "metrics", "non_finite", "files", "digest"}
     assert content["format"] == 1
     assert content["files"]["model.safetensors"] == {"bytes": 10, "blake3": "ab"}
 
 
-def test_a_tensor_that_is_not_finite_is_named_and_an_older_manifest_names_none() -> (
-    None
-):
+def test_a_tensor_that_is_not_finite_is_named_and_an_older_manifest_names_none() -> None:
     marked = replace(EXAMPLE, non_finite="model/fc.weight")
     assert manifest.parse(manifest.render(marked)) == marked
     content = json.loads(manifest.render(EXAMPLE))
@@ -63,9 +50,7 @@ def test_any_flipped_bit_anywhere_is_found(change: int) -> None:
     raw = manifest.render(EXAMPLE)
     for position in range(len(raw)):
         altered = raw[:position] + bytes([raw[position] ^ change]) + raw[position + 1 :]
-        with pytest.raises(
-            ValueError, match=r"unreadable|its digest differs from its content"
-        ):
+        with pytest.raises(ValueError, match=r"unreadable|its digest differs from its content"):
             manifest.parse(altered)
 
 
@@ -81,9 +66,7 @@ def test_a_later_format_is_not_reported_as_damage() -> None:
     del content["digest"]
     content["format"] = 7
     raw = manifest._to_bytes({**content, "digest": manifest._digest(content)})
-    with pytest.raises(
-        ValueError, match="its format is 7, and this version of Drumline reads 1"
-    ):
+    with pytest.raises(ValueError, match="its format is 7, and this version of Drumline reads 1"):
         manifest.parse(raw)
 
 
@@ -100,8 +83,7 @@ def test_errors_name_the_folder_and_the_file(tmp_path: Path) -> None:
         manifest.read(tmp_path)
     (tmp_path / "manifest.json").write_bytes(b"{")
     with pytest.raises(
-        CorruptCheckpointError,
-        match=r"manifest.json: unreadable\n  try: use an earlier checkpoint",
+        CorruptCheckpointError, match=r"manifest.json: unreadable\n  try: use an earlier checkpoint"
     ):
         manifest.read(tmp_path)
     (tmp_path / "manifest.json").unlink()

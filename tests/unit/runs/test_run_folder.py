@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from drumline.base.errors import TrainingError, UsageError
-from drumline.runs.run_folder import (
-    RunFolder,
-    job_at_work,
-    locked,
-    set_aside,
-    write_whole,
-)
+from drumline.runs.run_folder import RunFolder, job_at_work, locked, set_aside, write_whole
 
 
 def test_an_earlier_run_is_moved_to_a_name_of_its_own(tmp_path: Path) -> None:
@@ -28,11 +22,7 @@ def test_an_earlier_run_is_moved_to_a_name_of_its_own(tmp_path: Path) -> None:
         (run / "file").write_text(content)
         moved.append(set_aside(RunFolder(run)))
     assert not run.exists()
-    assert [(path / "file").read_text() for path in moved if path] == [
-        "first",
-        "second",
-        "third",
-    ]
+    assert [(path / "file").read_text() for path in moved if path] == ["first", "second", "third"]
 
 
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
@@ -52,10 +42,7 @@ def test_a_second_job_is_kept_out_and_told_by_whom(tmp_path: Path) -> None:
     )
     with locked(folder):
         result = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)],
-            capture_output=True,
-            text=True,
-            check=False,
+            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
         )
         assert result.returncode != 0
         assert (
@@ -63,10 +50,7 @@ def test_a_second_job_is_kept_out_and_told_by_whom(tmp_path: Path) -> None:
             in result.stderr
         )
     result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert result.stdout == "in\n"
 
@@ -91,9 +75,7 @@ def test_who_asks_for_a_job_at_work_is_in_no_ones_way(
     assert job_at_work(RunFolder(tmp_path)) is None
 
 
-def test_a_new_start_does_not_take_the_folder_from_a_job_at_work(
-    tmp_path: Path,
-) -> None:
+def test_a_new_start_does_not_take_the_folder_from_a_job_at_work(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     code = (
@@ -102,10 +84,7 @@ def test_a_new_start_does_not_take_the_folder_from_a_job_at_work(
     )
     with locked(RunFolder(run)):
         result = subprocess.run(
-            [sys.executable, "-c", code, str(run)],
-            capture_output=True,
-            text=True,
-            check=False,
+            [sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=False
         )
     assert "is training in" in result.stderr
     assert run.exists()

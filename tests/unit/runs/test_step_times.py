@@ -6,12 +6,7 @@ import math
 
 import pytest
 
-from drumline.runs.step_times import (
-    BIN_RATIO,
-    FIRST_STEPS,
-    LongStep,
-    StepTimesHistogram,
-)
+from drumline.runs.step_times import BIN_RATIO, FIRST_STEPS, LongStep, StepTimesHistogram
 
 
 def near(seconds: float) -> object:
@@ -29,9 +24,7 @@ def test_a_stall_in_every_fiftieth_step_is_seen() -> None:
     assert times.median_s == near(0.1)
     assert times.p99_s == near(0.4)
     assert times.stalls == 20
-    assert times.stalled_part == pytest.approx(
-        20 * 0.3 / (978 * 0.1 + 20 * 0.4), rel=0.05
-    )
+    assert times.stalled_part == pytest.approx(20 * 0.3 / (978 * 0.1 + 20 * 0.4), rel=0.05)
     assert times.longest[0] == LongStep(step=999, seconds=0.4)
 
 

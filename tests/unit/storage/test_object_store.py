@@ -30,9 +30,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return open_store(f"{request.param}://{tmp_path}/store")
 
 
-def test_objects_are_put_listed_read_and_deleted(
-    store: ObjectStore, tmp_path: Path
-) -> None:
+def test_objects_are_put_listed_read_and_deleted(store: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(CONTENT)
     store.put("steps/1/weights", tmp_path / "weights")
     store.put("steps/1/manifest", b"{}")
@@ -42,10 +40,7 @@ def test_objects_are_put_listed_read_and_deleted(
         "steps/1/manifest": 2,
         "steps-other": 1,
     }
-    assert store.sizes("steps") == {
-        "steps/1/weights": len(CONTENT),
-        "steps/1/manifest": 2,
-    }
+    assert store.sizes("steps") == {"steps/1/weights": len(CONTENT), "steps/1/manifest": 2}
     assert store.sizes("nothing") == {}
     assert store.read("steps/1/manifest") == b"{}"
     store.put("steps/1/manifest", b"new")
@@ -63,15 +58,12 @@ def test_a_file_appears_when_it_is_complete_and_as_recorded(
     checksum = blake3(CONTENT).hexdigest()
     to.parent.mkdir()
     with pytest.raises(
-        StoreError,
-        match=rf"{store}/weights is corrupt: its checksum differs .*\n  try: upload it",
+        StoreError, match=rf"{store}/weights is corrupt: its checksum differs .*\n  try: upload it"
     ):
         store.fetch("weights", to, size=len(CONTENT), checksum="0" * 64)
     with pytest.raises(StoreError, match="is corrupt: it has more than 7 bytes"):
         store.fetch("weights", to, size=7)
-    with pytest.raises(
-        StoreError, match=rf"there is no object {store}/absent"
-    ) as caught:
+    with pytest.raises(StoreError, match=rf"there is no object {store}/absent") as caught:
         store.fetch("absent", to)
     assert caught.value.kind == "missing"
     assert list(to.parent.iterdir()) == []
@@ -102,9 +94,7 @@ def test_a_checksum_that_this_client_did_not_send_proves_nothing(
         open_store(bucket.root).check("weights", size=len(CONTENT), checksum="0" * 64)
 
 
-def test_in_a_folder_an_object_is_replaced_when_the_next_is_complete(
-    tmp_path: Path,
-) -> None:
+def test_in_a_folder_an_object_is_replaced_when_the_next_is_complete(tmp_path: Path) -> None:
     """A process that is killed meanwhile leaves the earlier one."""
     store = open_store(f"file://{tmp_path}/store")
     pipe = tmp_path / "pipe"
@@ -135,12 +125,7 @@ def test_a_large_object_is_uploaded_in_parts_and_a_killed_upload_is_cleaned_up(
 
 
 def test_a_name_that_leads_out_of_a_folder_is_not_listed(bucket: Bucket) -> None:
-    for key in (
-        "runs/a/../../etc/passwd",
-        "runs/a//x",
-        "runs/a/folder/",
-        "runs/a/good",
-    ):
+    for key in ("runs/a/../../etc/passwd", "runs/a//x", "runs/a/folder/", "runs/a/good"):
         bucket.put(key, b"")
     assert open_store(bucket.url).sizes() == {"good": 0}
 
@@ -210,26 +195,19 @@ def test_an_endpoint_with_a_password_is_not_shown(
     )
 
 
-def test_a_signed_address_is_not_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signed_address_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ConnectionError("GET https://store/weights?signature=test-secret")
 
     store = open_store(f"memory://{tmp_path}")
     monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.open", fail)
-    assert str(failure(store)).startswith(
-        f"{store}/weights is unreachable: ConnectionError\n"
-    )
+    assert str(failure(store)).startswith(f"{store}/weights is unreachable: ConnectionError\n")
 
 
-def test_a_profile_that_does_not_exist(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_that_does_not_exist(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "absent")
     with pytest.raises(
-        StoreError,
-        match=rf"no usable AWS credentials for {bucket.root} \(ProfileNotFound\)",
+        StoreError, match=rf"no usable AWS credentials for {bucket.root} \(ProfileNotFound\)"
     ):
         open_store(f"{bucket.root}/runs")
 
@@ -239,14 +217,8 @@ ANSWERS = {
         "denied",
         "access to URL/weights was denied\n  try: give this user or role the right s3:PutObject",
     ),
-    500: (
-        "busy",
-        r"URL/weights: S3 answered 500 (500) to 2 attempts" "\n  try: try again later",
-    ),
-    503: (
-        "busy",
-        r"URL/weights: S3 answered 503 (503) to 2 attempts" "\n  try: try again later",
-    ),
+    500: ("busy", r"URL/weights: S3 answered 500 (500) to 2 attempts" "\n  try: try again later"),
+    503: ("busy", r"URL/weights: S3 answered 503 (503) to 2 attempts" "\n  try: try again later"),
     400: ("other", "S3 refused s3:PutObject for URL/weights: "),
 }
 
@@ -258,10 +230,7 @@ def test_refusals(bucket: Bucket, status: int, monkeypatch: pytest.MonkeyPatch) 
         use_endpoint(monkeypatch, proxy.url)
         error = failure(open_store(bucket.root))
     kind, text = ANSWERS[status]
-    assert (error.kind, text.replace("URL", bucket.root) in str(error)) == (
-        kind,
-        True,
-    ), str(error)
+    assert (error.kind, text.replace("URL", bucket.root) in str(error)) == (kind, True), str(error)
     assert len(proxy.requests) == (2 if kind == "busy" else 1)
 
 
@@ -280,9 +249,7 @@ def test_an_endpoint_that_refuses_or_does_not_answer(
     error = failure(open_store(bucket.root))
     assert "is unreachable: the connection failed or was cut (127.0.0.1)" in str(error)
     use_endpoint(monkeypatch, bucket.server.replace("http:", "https:"))
-    assert "is unreachable: TLS failed (127.0.0.1)" in str(
-        failure(open_store(bucket.root))
-    )
+    assert "is unreachable: TLS failed (127.0.0.1)" in str(failure(open_store(bucket.root)))
 
 
 @pytest.mark.parametrize("fault", ["close", "cut", 503])
@@ -294,25 +261,19 @@ def test_a_fetch_is_repeated_after_a_cut_connection(
         use_endpoint(monkeypatch, proxy.url)
         proxy.fault = lambda method, path: fault if len(proxy.requests) == 1 else None
         checksum = blake3(CONTENT).hexdigest()
-        open_store(bucket.root).fetch(
-            "weights", tmp_path / "weights", checksum=checksum
-        )
+        open_store(bucket.root).fetch("weights", tmp_path / "weights", checksum=checksum)
         assert (tmp_path / "weights").read_bytes() == CONTENT
         assert len(proxy.requests) == 2
         for read in (
             ObjectStore.read,
-            partial(
-                ObjectStore.check, size=len(CONTENT), checksum=checksum, reads_all=True
-            ),
+            partial(ObjectStore.check, size=len(CONTENT), checksum=checksum, reads_all=True),
         ):
             proxy.requests.clear()
             assert read(open_store(bucket.root), "weights") in (None, CONTENT)
             assert len(proxy.requests) == 2
         proxy.fault = lambda method, path: fault
         with pytest.raises(StoreError):
-            open_store(bucket.root).fetch(
-                "weights", tmp_path / "again", checksum=checksum
-            )
+            open_store(bucket.root).fetch("weights", tmp_path / "again", checksum=checksum)
         assert [path.name for path in tmp_path.iterdir()] == ["weights"]
 
 
@@ -337,18 +298,8 @@ def test_what_is_stopped_is_not_repeated(
             "busy",
             "S3 answered 400 (RequestTimeout) to 1 attempts\n  try: try again later",
         ),
-        (
-            "InvalidToken",
-            400,
-            "credentials",
-            "(InvalidToken)\n  try: renew them: aws configure",
-        ),
-        (
-            "AllAccessDisabled",
-            403,
-            "denied",
-            "access to WHERE was denied\n  try: give this user",
-        ),
+        ("InvalidToken", 400, "credentials", "(InvalidToken)\n  try: renew them: aws configure"),
+        ("AllAccessDisabled", 403, "denied", "access to WHERE was denied\n  try: give this user"),
         (
             "AuthorizationHeaderMalformed",
             400,
@@ -363,9 +314,7 @@ def test_what_is_stopped_is_not_repeated(
         ),
     ],
 )
-def test_codes_of_s3(
-    bucket: Bucket, code: str, status: int, kind: str, text: str
-) -> None:
+def test_codes_of_s3(bucket: Bucket, code: str, status: int, kind: str, text: str) -> None:
     from botocore.exceptions import ClientError
 
     answer = {
@@ -375,10 +324,7 @@ def test_codes_of_s3(
     error = backends.S3Backend(bucket.name, "").explain(
         ClientError(answer, "PutObject"), "s3://b/x"
     )
-    assert (error.kind, text.replace("WHERE", "s3://b/x") in str(error)) == (
-        kind,
-        True,
-    ), str(error)
+    assert (error.kind, text.replace("WHERE", "s3://b/x") in str(error)) == (kind, True), str(error)
 
 
 def test_a_store_without_room(small_disk: Callable[[str], Path]) -> None:
@@ -423,9 +369,7 @@ def test_a_store_that_never_answers(
     monkeypatch.setattr(backends, "ANSWER_S", 0.5)
     monkeypatch.setattr(object_store, "RETRY_AFTER_S", ())
     with pytest.raises(StoreError) as caught:
-        store.put("weights", pipe) if puts else store.fetch(
-            "weights", pipe.with_name("to")
-        )
+        store.put("weights", pipe) if puts else store.fetch("weights", pipe.with_name("to"))
     assert str(caught.value) == (
         f"{store}/weights is unreachable: no answer for 0.5 s\n"
         "  try: check the network, and what the package of this store needs"
@@ -456,8 +400,7 @@ def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         open_store("s3://bucket/runs")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(
-        UsageError,
-        match=r"gs:// needs a package: .*gcsfs.*\n  try: install it with pip",
+        UsageError, match=r"gs:// needs a package: .*gcsfs.*\n  try: install it with pip"
     ):
         open_store("gs://bucket/runs")
     monkeypatch.setitem(sys.modules, "fsspec", None)
@@ -490,12 +433,10 @@ def test_addresses() -> None:
     assert is_store_url("gs://bucket")
     assert not any(map(is_store_url, ("runs/s3", "/data", "C:/x", "runs/a://b", "")))
     with pytest.raises(
-        UsageError,
-        match="s3:///runs names no bucket\n  try: write it as s3://bucket/prefix",
+        UsageError, match="s3:///runs names no bucket\n  try: write it as s3://bucket/prefix"
     ):
         open_store("s3:///runs")
     with pytest.raises(
-        UsageError,
-        match=r"there is no kind of store s4://; .*\n  try: correct the address",
+        UsageError, match=r"there is no kind of store s4://; .*\n  try: correct the address"
     ):
         open_store("s4://bucket/runs")

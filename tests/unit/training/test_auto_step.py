@@ -15,13 +15,7 @@ from torch import Tensor
 from torch.optim import Adam
 
 from drumline.base.errors import TrialError, UsageError
-from drumline.config.schema import (
-    Config,
-    DataConfig,
-    DistConfig,
-    LogConfig,
-    TrainConfig,
-)
+from drumline.config.schema import Config, DataConfig, DistConfig, LogConfig, TrainConfig
 from drumline.data.loader import Step
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.training.job.job import choose_step_kind, flat
@@ -42,9 +36,7 @@ from drumline.training.steps.graph import GraphStep
 from drumline.training.tasks.hook import Hook
 from drumline.training.tasks.ready_hooks import EMA, Unfreeze
 
-PLAN = plan_step(
-    Cursor(), length=64, sharding=Sharding(batch_size=8, rank=0, world_size=1)
-)
+PLAN = plan_step(Cursor(), length=64, sharding=Sharding(batch_size=8, rank=0, world_size=1))
 
 
 class Way:
@@ -76,9 +68,7 @@ def test_each_way_is_tried_in_turn_and_the_fastest_is_kept() -> None:
     for _ in range(3 * each + 5):
         auto(Step(PLAN, iter(())))
 
-    assert (
-        taken == ["slow"] * each + ["fast"] * each + ["middling"] * each + ["fast"] * 5
-    )
+    assert taken == ["slow"] * each + ["fast"] * each + ["middling"] * each + ["fast"] * 5
     assert chosen == ["fast"]
     [sentence] = notes
     assert sentence.startswith(
@@ -128,16 +118,10 @@ def kinds_tried(
     return list(dict.fromkeys(taken)), notes[0].partition("eager 1.00")[2]
 
 
-def test_what_would_cost_more_than_it_gains_is_not_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_would_cost_more_than_it_gains_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     every = ["eager", "compile", "graph", "compiled_graph"]
-    assert (
-        kinds_tried(num_steps=3100, is_full=False, monkeypatch=monkeypatch)[0] == every
-    )
-    assert (
-        kinds_tried(num_steps=None, is_full=False, monkeypatch=monkeypatch)[0] == every
-    )
+    assert kinds_tried(num_steps=3100, is_full=False, monkeypatch=monkeypatch)[0] == every
+    assert kinds_tried(num_steps=None, is_full=False, monkeypatch=monkeypatch)[0] == every
     assert kinds_tried(num_steps=2500, is_full=False, monkeypatch=monkeypatch) == (
         ["eager", "graph"],
         ", graph 1.00; not tried: compile, compiled_graph (the run takes 4 min 10 s)",
@@ -146,9 +130,7 @@ def test_what_would_cost_more_than_it_gains_is_not_tried(
         ["eager", "compile"],
         ", compile 1.00; not tried: graph, compiled_graph (too little memory is left for graphs)",
     )
-    assert kinds_tried(num_steps=2500, is_full=True, monkeypatch=monkeypatch)[0] == [
-        "eager"
-    ]
+    assert kinds_tried(num_steps=2500, is_full=True, monkeypatch=monkeypatch)[0] == ["eager"]
 
 
 CPU = torch.device("cpu")
@@ -156,11 +138,7 @@ CUDA = torch.device("cuda", 0)
 
 
 def chosen(
-    device: torch.device,
-    *,
-    began_with: Any = "new",
-    log: LogConfig | None = None,
-    **train: Any,
+    device: torch.device, *, began_with: Any = "new", log: LogConfig | None = None, **train: Any
 ) -> str:
     """The kind of step of a new run, or of one that began with this setting."""
     saved = None if began_with == "new" else {"config": {"train.step": began_with}}
@@ -169,26 +147,18 @@ def chosen(
     )
 
 
-def test_the_default_is_auto_on_a_gpu_where_bits_need_not_repeat_and_eager_elsewhere() -> (
-    None
-):
+def test_the_default_is_auto_on_a_gpu_where_bits_need_not_repeat_and_eager_elsewhere() -> None:
     assert (chosen(CPU), chosen(CUDA)) == ("eager", "auto")
     assert chosen(CUDA, deterministic=True) == chosen(CUDA, exact="elastic") == "eager"
     assert chosen(CUDA, log=LogConfig(trace=True)) == "eager"
     assert (
         choose_step_kind(
-            Config(data=DataConfig(balance="auto")),
-            CUDA,
-            {"config": {"train.step": "graph"}},
+            Config(data=DataConfig(balance="auto")), CUDA, {"config": {"train.step": "graph"}}
         )
         == "eager"
     )
     for step in ("eager", "compile", "graph", "auto"):
-        assert (
-            chosen(CUDA, step=step, began_with="graph")
-            == chosen(CPU, step=step)
-            == step
-        )
+        assert chosen(CUDA, step=step, began_with="graph") == chosen(CPU, step=step) == step
 
 
 def test_a_run_continues_as_it_began() -> None:
@@ -198,11 +168,7 @@ def test_a_run_continues_as_it_began() -> None:
     assert chosen(CUDA, began_with="compiled_graph") == "compiled_graph"
     assert choose_step_kind(Config(), CUDA, {"config": {}}) == "eager"
     # Without the GPU that it began on.
-    assert (
-        chosen(CPU, began_with="compiled_graph")
-        == chosen(CPU, began_with=None)
-        == "eager"
-    )
+    assert chosen(CPU, began_with="compiled_graph") == chosen(CPU, began_with=None) == "eager"
     assert chosen(CPU, began_with="compile") == "compile"
 
 
@@ -216,8 +182,7 @@ def test_the_default_is_no_change_of_settings_whatever_the_run_began_with() -> N
             "step": choice,
         }
         return changed_settings(
-            before,
-            RunRequest("mine", Config(train=TrainConfig(step=new)), Path(), False, ()),
+            before, RunRequest("mine", Config(train=TrainConfig(step=new)), Path(), False, ())
         )
 
     assert (
@@ -280,9 +245,7 @@ def auto_on_gpu(
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(choice, "_time_point", lambda device: 0.0)
     monkeypatch.setattr(choice, "_is_memory_used", lambda device: False)
-    monkeypatch.setattr(
-        choice, "_seconds_between", lambda *_: 0.1 if taken[-1] == fastest else 0.2
-    )
+    monkeypatch.setattr(choice, "_seconds_between", lambda *_: 0.1 if taken[-1] == fastest else 0.2)
     job: Any = SimpleNamespace(
         ddp=SimpleNamespace(device=torch.device("cuda", 0)),
         step_kind="auto",
@@ -294,9 +257,7 @@ def auto_on_gpu(
         heartbeat=None,
         group_settings=group_settings(optimizer),
     )
-    step = make_step(
-        job, Config(), StepOptions(trials=record, **settings), note=notes.append
-    )  # type: ignore[arg-type]
+    step = make_step(job, Config(), StepOptions(trials=record, **settings), note=notes.append)  # type: ignore[arg-type]
     if isinstance(step, AutoStep):
         step._device = CPU
     for _ in range(5 * (WARM_UP_STEPS + TIMED_STEPS)):
@@ -312,9 +273,7 @@ def test_only_captured_steps_have_an_optimizer_that_can_be_captured(
     for fastest in ("eager", "compile"):
         trials, _, group = auto_on_gpu(monkeypatch, fastest=fastest)
         assert trials == plain + all_kinds
-        assert (group["capturable"], group["lr"]) == (False, 0.5), (
-            "plain again after the choice"
-        )
+        assert (group["capturable"], group["lr"]) == (False, 0.5), "plain again after the choice"
     for fastest in ("graph", "compiled_graph"):
         trials, _, group = auto_on_gpu(monkeypatch, fastest=fastest)
         assert trials == plain + all_kinds
@@ -322,9 +281,7 @@ def test_only_captured_steps_have_an_optimizer_that_can_be_captured(
         # So has a run that is resumed with the choice.
         assert auto_on_gpu(monkeypatch, chosen=fastest)[0] == [(fastest, True)]
     assert auto_on_gpu(monkeypatch, chosen="eager")[0] == [("eager", False)]
-    assert auto_on_gpu(monkeypatch, is_default=True, num_steps=200)[0] == [
-        ("eager", False)
-    ]
+    assert auto_on_gpu(monkeypatch, is_default=True, num_steps=200)[0] == [("eager", False)]
     assert auto_on_gpu(monkeypatch, uncaptured="a hook")[0] == plain
 
 
@@ -343,13 +300,9 @@ def test_a_kind_is_recorded_before_it_is_tried_and_left_out_after_a_failure(
         assert [name for name, _ in trials] == expected
         reason = f"{failed} steps are not tried: the run failed at an earlier start while it tried them ("
         assert notes[0].startswith(reason)
-    assert auto_on_gpu(monkeypatch, record=Record("compile", "graph"))[0] == [
-        ("eager", False)
-    ]
+    assert auto_on_gpu(monkeypatch, record=Record("compile", "graph"))[0] == [("eager", False)]
     # Only a trial is left out.
-    assert auto_on_gpu(monkeypatch, record=Record("graph"), chosen="graph")[0] == [
-        ("graph", True)
-    ]
+    assert auto_on_gpu(monkeypatch, record=Record("graph"), chosen="graph")[0] == [("graph", True)]
 
 
 class TooLarge(Way):
@@ -375,25 +328,18 @@ def test_out_of_memory_in_a_trial_names_the_kind_and_can_be_started_again() -> N
         "  try: rerun the same command to resume: it does not try it again"
     )
     first = AutoStep(
-        {"eager": kinds["compile"]},
-        device=CPU,
-        on_choice=lambda _: None,
-        note=lambda _: None,
+        {"eager": kinds["compile"]}, device=CPU, on_choice=lambda _: None, note=lambda _: None
     )
     with pytest.raises(torch.OutOfMemoryError):
         first(Step(PLAN, iter(())))
 
 
-def test_compressed_gradients_are_captured_if_asked_and_powersgd_and_replicas_never() -> (
-    None
-):
+def test_compressed_gradients_are_captured_if_asked_and_powersgd_and_replicas_never() -> None:
     config = Config(dist=DistConfig(comm="powersgd"))
     several = SimpleNamespace(comm=object())
     job = SimpleNamespace(comm=None)
     reason = find_unsafe(several, config, [], is_default=False)  # type: ignore[arg-type]
-    assert (
-        reason == "PowerSGD waits for the device in every step (--dist.comm powersgd)"
-    )
+    assert reason == "PowerSGD waits for the device in every step (--dist.comm powersgd)"
     assert find_unsafe(job, config, [], is_default=False) is None  # type: ignore[arg-type]
     rounded = Config(dist=DistConfig(comm="bf16"))
     reason = find_unsafe(several, rounded, [], is_default=True)  # type: ignore[arg-type]
@@ -407,9 +353,7 @@ def test_compressed_gradients_are_captured_if_asked_and_powersgd_and_replicas_ne
 def test_what_unfreezes_parameters_is_not_captured_by_auto_nor_if_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reason = find_unsafe(
-        None, Config(), [EMA(0.9), Unfreeze("0.", at_step=4)], is_default=False
-    )  # type: ignore[arg-type]
+    reason = find_unsafe(None, Config(), [EMA(0.9), Unfreeze("0.", at_step=4)], is_default=False)  # type: ignore[arg-type]
     assert reason == "the hook Unfreeze may change what a step computes"
     assert find_unsafe(None, Config(), [Hook()], is_default=False) is None  # type: ignore[arg-type]
     _, notes, _ = auto_on_gpu(monkeypatch, uncaptured=reason)

@@ -22,9 +22,7 @@ from drumline.training.tasks import ImageClassification, LanguageModel
 from drumline.training.tasks.built_in import GPT, MiniResNet, Synthetic, load_task
 
 SMALL_GPT = ModelConfig(name="gpt", layers=1, heads=2, width=16, context=12)
-IMAGES = Config(
-    data=DataConfig(name="synthetic_images", image_size=8, samples=40, classes=3)
-)
+IMAGES = Config(data=DataConfig(name="synthetic_images", image_size=8, samples=40, classes=3))
 TOKENS = Config(model=SMALL_GPT, data=DataConfig(name="synthetic_tokens", samples=40))
 
 
@@ -48,9 +46,7 @@ def test_classification_sums_cross_entropy_and_correct_answers() -> None:
     loss = ImageClassification(IMAGES).loss(nn.Identity(), (scores, labels))
 
     assert loss.weight is None
-    assert torch.equal(
-        loss.total, functional.cross_entropy(scores, labels, reduction="none").sum()
-    )
+    assert torch.equal(loss.total, functional.cross_entropy(scores, labels, reduction="none").sum())
     assert loss.metrics["accuracy"] == 2
     assert (ImageClassification.best_metric, ImageClassification.higher_is_better) == (
         "accuracy",
@@ -65,9 +61,7 @@ def test_a_sample_of_text_weighs_one_whatever_its_number_of_tokens() -> None:
 
     loss = task.loss(lambda _: scores, (following, following))  # type: ignore[arg-type]
 
-    per_token = functional.cross_entropy(
-        scores.transpose(1, 2), following, reduction="none"
-    )
+    per_token = functional.cross_entropy(scores.transpose(1, 2), following, reduction="none")
     assert loss.weight is None
     torch.testing.assert_close(loss.total, per_token.mean(dim=1).sum())
 
@@ -89,9 +83,7 @@ def test_a_loss_that_is_no_number_is_reported_as_such() -> None:
 @pytest.mark.parametrize(
     ("task_class", "config"), [(ImageClassification, IMAGES), (LanguageModel, TOKENS)]
 )
-def test_a_loss_reads_nothing_from_the_device(
-    task_class: type[Any], config: Config
-) -> None:
+def test_a_loss_reads_nothing_from_the_device(task_class: type[Any], config: Config) -> None:
     task = task_class(config)
     model = task.model()
     batch = first_batch(task.train_data())
@@ -125,9 +117,9 @@ def test_synthetic_is_the_task_that_its_data_asks_for() -> None:
     images = Synthetic(IMAGES)
     tokens = Synthetic(TOKENS)
 
-    assert images.loss(
-        images.model(), first_batch(images.train_data())
-    ).metrics.keys() == {"accuracy"}
+    assert images.loss(images.model(), first_batch(images.train_data())).metrics.keys() == {
+        "accuracy"
+    }
     assert images.report({"loss": 1.0}) == {"loss": 1.0}
     assert tokens.loss(tokens.model(), first_batch(tokens.train_data())).metrics == {}
     assert tokens.report({"loss": 0.0}) == {"loss": 0.0, "perplexity": 1.0}
@@ -161,9 +153,7 @@ def test_options_reach_a_model_of_the_users_own(tmp_path: Path) -> None:
         "    def __init__(self, num_classes, hidden):\n"
         "        super().__init__(nn.Flatten(), nn.LazyLinear(hidden), nn.Linear(hidden, num_classes))\n"
     )
-    model_config = ModelConfig(
-        name=f"{tmp_path}/own_task_model.py:Net", options={"hidden": 5}
-    )
+    model_config = ModelConfig(name=f"{tmp_path}/own_task_model.py:Net", options={"hidden": 5})
 
     model = ImageClassification(replace(IMAGES, model=model_config)).model()
 
@@ -173,9 +163,7 @@ def test_options_reach_a_model_of_the_users_own(tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_fit_the_task_is_refused() -> None:
     scores = torch.zeros(2, 5, 7)
-    with pytest.raises(
-        UsageError, match=r"scores of shape \[2, 5, 7\].*\[N, classes\]"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"scores of shape \[2, 5, 7\].*\[N, classes\]") as caught:
         ImageClassification(IMAGES).loss(nn.Identity(), (scores, scores))
     assert "the task `text`" in str(caught.value)
 
@@ -187,9 +175,7 @@ def test_a_model_that_does_not_fit_the_task_is_refused() -> None:
 
 
 def test_a_model_that_does_not_fit_the_data_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match="'mini_resnet' needs in_channels, num_classes"
-    ):
+    with pytest.raises(UsageError, match="'mini_resnet' needs in_channels, num_classes"):
         LanguageModel(replace(TOKENS, model=ModelConfig())).model()
 
 

@@ -12,12 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from drumline.training.steps.graph import (
-    find_hook,
-    find_uncopyable,
-    host_changes,
-    user_line,
-)
+from drumline.training.steps.graph import find_hook, find_uncopyable, host_changes, user_line
 
 CPU = torch.device("cpu")
 
@@ -101,9 +96,7 @@ def test_a_plain_step_has_nothing_against_it() -> None:
         ),
     ],
 )
-def test_what_changes_on_the_host_is_named(
-    change: Callable[[Net], Any], reason: str
-) -> None:
+def test_what_changes_on_the_host_is_named(change: Callable[[Net], Any], reason: str) -> None:
     [message] = found(change)
     assert message.startswith(reason)
 
@@ -125,23 +118,16 @@ def test_hooks_are_named() -> None:
 
     assert reason(lambda model, optimizer: None) is None
     end = "has a hook, which a replayed step would not call"
+    assert reason(lambda model, _: model.register_forward_hook(lambda *_: None)) == f"Net {end}"
     assert (
-        reason(lambda model, _: model.register_forward_hook(lambda *_: None))
-        == f"Net {end}"
-    )
-    assert (
-        reason(
-            lambda model, _: model.inner[0].register_full_backward_hook(lambda *_: None)
-        )
+        reason(lambda model, _: model.inner[0].register_full_backward_hook(lambda *_: None))
         == f"inner.0 {end}"
     )
     assert (
         reason(lambda _, optimizer: optimizer.register_step_post_hook(lambda *_: None))
         == f"the optimizer {end}"
     )
-    gradient = reason(
-        lambda model, _: model.inner[0].weight.register_hook(lambda grad: None)
-    )
+    gradient = reason(lambda model, _: model.inner[0].weight.register_hook(lambda grad: None))
     assert gradient == f"the gradient of inner.0.weight {end}"
     accumulated = reason(
         lambda model, _: model.inner[0].bias.register_post_accumulate_grad_hook(

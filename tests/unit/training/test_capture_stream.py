@@ -17,9 +17,7 @@ def set_up(step: str) -> str | None:
         return os.environ.get(VARIABLE)
 
 
-def test_one_rank_may_capture_what_another_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_rank_may_capture_what_another_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "1")
     assert set_up("graph") == "1"  # the user's own
     monkeypatch.delenv(VARIABLE)

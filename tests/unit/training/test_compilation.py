@@ -14,9 +14,7 @@ def made(host: str = "node-a", **changes: Any) -> dict[str, Any]:
 
 def test_a_rank_whose_compiled_loss_differs_is_named() -> None:
     assert find_difference([made(), made(), made("node-b")]) is None
-    assert find_difference(
-        [made(), made(), made("node-b", graphs=2, breaks=1, guards=50)]
-    ) == (
+    assert find_difference([made(), made(), made("node-b", graphs=2, breaks=1, guards=50)]) == (
         "ranks 0, 1 (node-a): 1 graph, 0 graph breaks, 41 guards; rank 2 (node-b): 2 graphs, 1 graph break, 50 guards"
     )
     failed = made("node-b", graphs=0, guards=0)
@@ -25,9 +23,7 @@ def test_a_rank_whose_compiled_loss_differs_is_named() -> None:
     )
 
 
-def test_a_function_that_is_compiled_again_is_reported_once_with_where_why_and_what_to_do() -> (
-    None
-):
+def test_a_function_that_is_compiled_again_is_reported_once_with_where_why_and_what_to_do() -> None:
     shape = "tensor 'batch[0]' size mismatch at index 1. expected 128, actual 96"
     number = "self.scale == 1.0"
     everyone = [

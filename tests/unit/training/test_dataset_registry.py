@@ -35,9 +35,7 @@ SETTINGS: dict[str, Any] = {
         ("synthetic_tokens", {"vocab_size": 64}),
     ],
 )
-def test_a_built_in_dataset_tells_what_a_model_needs(
-    name: str, facts: dict[str, int]
-) -> None:
+def test_a_built_in_dataset_tells_what_a_model_needs(name: str, facts: dict[str, int]) -> None:
     dataset = build_dataset(name, **SETTINGS)
     assert {fact: getattr(dataset, fact) for fact in facts} == facts
     assert len(dataset) > 0
@@ -51,8 +49,7 @@ def test_every_built_in_dataset_is_in_the_help() -> None:
 
 def test_an_unknown_name_is_reported_with_the_nearest() -> None:
     with pytest.raises(
-        UsageError,
-        match=re.escape("there is no dataset 'digit'; did you mean 'digits'?"),
+        UsageError, match=re.escape("there is no dataset 'digit'; did you mean 'digits'?")
     ):
         build_dataset("digit", **SETTINGS)
 

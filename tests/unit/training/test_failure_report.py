@@ -52,10 +52,7 @@ def described(error: BaseException, place: Place = PLACE) -> str:
 
 def test_our_own_errors_explain_themselves_and_where() -> None:
     text = described(DataError("no data in /x", next_step="mount it"))
-    assert (
-        text
-        == "drumline: error: no data in /x [rank 3 on node-b, step 12]\n  try: mount it\n"
-    )
+    assert text == "drumline: error: no data in /x [rank 3 on node-b, step 12]\n  try: mount it\n"
 
 
 def test_a_wrong_command_is_wrong_everywhere() -> None:
@@ -64,17 +61,12 @@ def test_a_wrong_command_is_wrong_everywhere() -> None:
         described(UsageError("no such task"), before_the_first_step)
         == "drumline: error: no such task\n"
     )
-    assert "[rank 3 on node-b, step 12]" in described(
-        UsageError("Loss.total has a shape")
-    )
+    assert "[rank 3 on node-b, step 12]" in described(UsageError("Loss.total has a shape"))
 
 
 def test_other_errors_show_their_traceback_below_where_they_happened() -> None:
     lines = described(ValueError("boom")).splitlines()
-    assert (
-        lines[0]
-        == "drumline: error: rank 3 on node-b crashed at step 12: ValueError: boom"
-    )
+    assert lines[0] == "drumline: error: rank 3 on node-b crashed at step 12: ValueError: boom"
     assert lines[1] == "  Traceback (most recent call last):"
     assert lines[-1] == "  ValueError: boom"
 
@@ -87,13 +79,9 @@ def test_a_traceback_begins_at_the_users_line() -> None:
     try:
         loss_function(Fails(Config()))(nn.Linear(3, 2), torch.ones(1, 5))
     except RuntimeError as error:
-        _, header, note, *frames = describe_failure(
-            error, PLACE, run=Path("x")
-        ).splitlines()
+        _, header, note, *frames = describe_failure(error, PLACE, run=Path("x")).splitlines()
     assert header == "  Traceback (most recent call last):"
-    assert re.fullmatch(
-        r"    \(\d frames of Drumline, torch and Python left out\)", note
-    )
+    assert re.fullmatch(r"    \(\d frames of Drumline, torch and Python left out\)", note)
     # The user's code calls torch, and the last frame is where torch raised it.
     files = [line for line in frames if line.lstrip().startswith("File ")]
     assert all(__file__ in line for line in files[:-1])
@@ -141,10 +129,7 @@ def test_an_error_without_a_line_of_the_user_is_shown_whole() -> None:
             "--train.micro_batch_size 4 in place of --train.accumulate, half of the 8 samples",
         ),
         ({"micro_batch_size": 5}, "--train.micro_batch_size 2, half of the 5 samples"),
-        (
-            {"micro_batch_size": 1},
-            "--train.precision bf16, --dist.mode fsdp or a smaller model",
-        ),
+        ({"micro_batch_size": 1}, "--train.precision bf16, --dist.mode fsdp or a smaller model"),
     ],
 )
 def test_out_of_memory_names_the_micro_batch_that_would_fit(
@@ -154,9 +139,7 @@ def test_out_of_memory_names_the_micro_batch_that_would_fit(
     job: Any = SimpleNamespace(
         ddp=manager(2),
         batch=SimpleNamespace(size=64),
-        loader=SimpleNamespace(
-            sharding=Sharding(batch_size=64, rank=1, world_size=2, **settings)
-        ),
+        loader=SimpleNamespace(sharding=Sharding(batch_size=64, rank=1, world_size=2, **settings)),
     )
     text = (
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4.00 "
@@ -175,16 +158,11 @@ def test_out_of_memory_names_the_micro_batch_that_would_fit(
 
 def test_out_of_memory_in_an_evaluation_names_its_batch() -> None:
     def evaluate() -> None:
-        raise torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
-        )
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
 
     job: Any = SimpleNamespace(ddp=manager(2))
     sentence = re.escape("try: --train.eval_batch_size 128, half of what it is")
-    with (
-        pytest.raises(TrainingError, match=sentence),
-        explain_out_of_memory(Config(), job),
-    ):
+    with pytest.raises(TrainingError, match=sentence), explain_out_of_memory(Config(), job):
         evaluate()
 
 
@@ -206,9 +184,7 @@ def test_out_of_memory_for_the_model_itself_names_a_mode(
     # as the part of a step that makes the optimizer's state
     def _update() -> torch.OutOfMemoryError:
         with pytest.raises(torch.OutOfMemoryError) as caught:
-            raise torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"
-            )
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0")
         return caught.value
 
     config = Config(dist=DistConfig(mode=mode))
@@ -231,21 +207,9 @@ def test_sys_exit_is_called_by_its_name_and_shows_where() -> None:
 @pytest.mark.parametrize(
     ("number", "what", "next_step"),
     [
-        (
-            errno.EDQUOT,
-            "the disk quota is used up",
-            "free some space, or ask for a larger quota",
-        ),
-        (
-            errno.EACCES,
-            "no permission",
-            f"let user id {os.geteuid()} read and write /data",
-        ),
-        (
-            errno.EROFS,
-            "the file system is read-only",
-            "mount the disk of /data for writing",
-        ),
+        (errno.EDQUOT, "the disk quota is used up", "free some space, or ask for a larger quota"),
+        (errno.EACCES, "no permission", f"let user id {os.geteuid()} read and write /data"),
+        (errno.EROFS, "the file system is read-only", "mount the disk of /data for writing"),
     ],
 )
 def test_storage_that_refuses_is_explained_without_a_traceback(
@@ -270,12 +234,8 @@ def test_a_full_disk_without_a_file_name_is_the_runs_own() -> None:
 def test_the_rank_that_an_error_names_is_the_one_it_is_about() -> None:
     place = Place(host="node-a", rank=1, step=11)
     assert subject(NonFiniteError("NaN", place=place), PLACE) == place
-    assert subject(NonFiniteError("NaN", place=Place("node-a", 1)), PLACE) == Place(
-        "node-a", 1, 12
-    )
-    assert (
-        subject(NonFiniteError("NaN"), PLACE) == subject(ValueError(), PLACE) == PLACE
-    )
+    assert subject(NonFiniteError("NaN", place=Place("node-a", 1)), PLACE) == Place("node-a", 1, 12)
+    assert subject(NonFiniteError("NaN"), PLACE) == subject(ValueError(), PLACE) == PLACE
 
 
 def raised(action: object) -> BaseException:
@@ -296,9 +256,7 @@ def from_storage() -> None:
 def test_a_restart_is_worth_it_where_the_next_start_may_come_further() -> None:
     user_code = raised(lambda: torch.ones(2) @ torch.ones(3))
     assert type(user_code) is RuntimeError
-    assert not can_restart(user_code, has_checkpoint=False), (
-        "it would raise at the same step"
-    )
+    assert not can_restart(user_code, has_checkpoint=False), "it would raise at the same step"
     assert can_restart(user_code, has_checkpoint=True)
     for error in (raised(from_storage), PermissionError(errno.EACCES, "x")):
         assert not can_restart(error, has_checkpoint=True), "no restart frees a disk"

@@ -26,18 +26,12 @@ def fixture(
     options: dict[str, Any] = {"momentum": 0.9, "nesterov": True} if kind is SGD else {}
     optimizer = kind(model.parameters(), lr=0.1, fused=fused, **options)
     meter = Meter(CPU)
-    finite = FiniteSteps(
-        on_nan, meter, LiveBuffers(model), optimizer, None, waits_for_device=waits
-    )
+    finite = FiniteSteps(on_nan, meter, LiveBuffers(model), optimizer, None, waits_for_device=waits)
     return model, optimizer, finite, meter
 
 
 def take_step(
-    model: nn.Module,
-    optimizer: Optimizer,
-    finite: FiniteSteps,
-    factor: float,
-    added: float = 0.0,
+    model: nn.Module, optimizer: Optimizer, finite: FiniteSteps, factor: float, added: float = 0.0
 ) -> None:
     finite.begin()
     total = (model(torch.arange(12.0).view(4, 3) * factor) ** 3).sum() + added
@@ -58,9 +52,7 @@ def test_a_skipped_step_leaves_no_trace(kind: type[Optimizer], waits: bool) -> N
         model, optimizer, finite, meter = fixture(kind, "skip", waits=waits)
         for factor in factors:
             take_step(model, optimizer, finite, factor)
-        state_tensors = [
-            tensor for state in optimizer.state.values() for tensor in state.values()
-        ]
+        state_tensors = [tensor for state in optimizer.state.values() for tensor in state.values()]
         states.append([*model.state_dict().values(), *state_tensors, meter.take()])
         assert finite.counts.tolist() == ([2, 4] if len(factors) == 4 else [0, 0])
     for left, right in zip(*states, strict=True):

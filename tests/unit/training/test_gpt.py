@@ -14,14 +14,7 @@ from drumline.training.tasks.built_in import GPT
 
 def small(**changes: object) -> GPT:
     torch.manual_seed(0)
-    settings = {
-        "vocab_size": 11,
-        "context": 8,
-        "layers": 2,
-        "heads": 2,
-        "width": 16,
-        **changes,
-    }
+    settings = {"vocab_size": 11, "context": 8, "layers": 2, "heads": 2, "width": 16, **changes}
     return GPT(**settings)  # type: ignore[arg-type]
 
 
@@ -70,10 +63,7 @@ def test_no_biases() -> None:
 
 def test_residual_branches_start_smaller_the_deeper_the_model() -> None:
     model = small(layers=8, width=64)
-    spread = {
-        name: float(parameter.detach().std())
-        for name, parameter in model.named_parameters()
-    }
+    spread = {name: float(parameter.detach().std()) for name, parameter in model.named_parameters()}
 
     for index in range(8):
         for branch in ("attention.out", "mlp_out"):
@@ -86,9 +76,7 @@ def test_residual_branches_start_smaller_the_deeper_the_model() -> None:
 
 def test_an_untrained_model_knows_nothing() -> None:
     logits = small()(torch.randint(0, 11, (16, 8)))
-    loss = functional.cross_entropy(
-        logits.detach().flatten(0, 1), torch.randint(0, 11, (128,))
-    )
+    loss = functional.cross_entropy(logits.detach().flatten(0, 1), torch.randint(0, 11, (128,)))
 
     assert float(loss) == pytest.approx(math.log(11), abs=0.05)
 
@@ -109,19 +97,13 @@ def test_it_learns_a_sequence() -> None:
 
 
 def test_a_sample_longer_than_the_context_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"has 9 tokens, but the model's context is 8"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"has 9 tokens, but the model's context is 8") as caught:
         small()(torch.zeros(1, 9, dtype=torch.long))
 
     assert "--model.context to 9 or more" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "tokens", [torch.zeros(2, 4), torch.zeros(4, dtype=torch.long)]
-)
+@pytest.mark.parametrize("tokens", [torch.zeros(2, 4), torch.zeros(4, dtype=torch.long)])
 def test_what_is_not_a_batch_of_tokens_is_refused(tokens: torch.Tensor) -> None:
-    with pytest.raises(
-        UsageError, match=r"takes integer tokens of shape \[N, T\], got torch\."
-    ):
+    with pytest.raises(UsageError, match=r"takes integer tokens of shape \[N, T\], got torch\."):
         small()(tokens)

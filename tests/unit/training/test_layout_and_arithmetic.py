@@ -23,15 +23,9 @@ RESNET = MiniResNet(in_channels=3, num_classes=10, widths=(4,))
 def test_models_that_convolve_images_gain_from_channels_last() -> None:
     assert gains_from_channels_last(RESNET)
     assert gains_from_channels_last(nn.Sequential(nn.ConvTranspose2d(3, 4, 3)))
-    assert not gains_from_channels_last(
-        nn.Sequential(nn.Conv1d(3, 4, 3), nn.Linear(4, 4))
-    )
-    assert not gains_from_channels_last(
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv3d(3, 4, 3))
-    )
-    assert not gains_from_channels_last(
-        GPT(vocab_size=8, layers=1, heads=1, width=4, context=4)
-    )
+    assert not gains_from_channels_last(nn.Sequential(nn.Conv1d(3, 4, 3), nn.Linear(4, 4)))
+    assert not gains_from_channels_last(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv3d(3, 4, 3)))
+    assert not gains_from_channels_last(GPT(vocab_size=8, layers=1, heads=1, width=4, context=4))
 
 
 @pytest.mark.parametrize(

@@ -34,38 +34,25 @@ class Rank:
         return self.rank == 0
 
 
-def test_ranks_wait_for_each_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_wait_for_each_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --dist.mode auto there are two: one for the choice of the mode, one for the run."""
     server = dist.TCPStore(
-        "127.0.0.1",
-        0,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=60),
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
     )
     heartbeat = SimpleNamespace(mark=lambda phase: None)
     ranks: list[Any] = [
         Rank(
             number,
-            SimpleNamespace(
-                heartbeat=heartbeat, store=SealedStore(base, "secret", "drumline")
-            ),
+            SimpleNamespace(heartbeat=heartbeat, store=SealedStore(base, "secret", "drumline")),
         )
         for number, base in enumerate(
-            [
-                server,
-                dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60)),
-            ]
+            [server, dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60))]
         )
     ]
     config = Config()
     config = replace(
         config,
-        data=replace(
-            config.data, dir=f"file://{tmp_path}/data", cache=str(tmp_path / "cache")
-        ),
+        data=replace(config.data, dir=f"file://{tmp_path}/data", cache=str(tmp_path / "cache")),
     )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "points").write_text("1")
@@ -79,10 +66,7 @@ def test_ranks_wait_for_each_copy(
     monkeypatch.setattr(BucketCopy, "update", hold)
 
     def ask() -> None:
-        assert (
-            Path(with_local_data(config, ranks[1]).data.dir or "", "points").read_text()
-            == "1"
-        )
+        assert Path(with_local_data(config, ranks[1]).data.dir or "", "points").read_text() == "1"
         returned.set()
 
     for _ in range(2):

@@ -29,9 +29,7 @@ from drumline.training.loop import LogTraining, data_advice
 def test_as_many_workers_as_would_keep_up_and_no_more_than_cores(
     cores: int, workers: int, is_stream: bool, share: float, expected: str | None
 ) -> None:
-    measured, *remedies = data_advice(workers, cores, share, is_stream=is_stream).split(
-        "\n  - "
-    )
+    measured, *remedies = data_advice(workers, cores, share, is_stream=is_stream).split("\n  - ")
     assert measured.startswith(f"{workers} worker")
     assert len(remedies) == 2 + (expected is not None)
     assert expected is None or remedies[0] == expected
@@ -43,14 +41,10 @@ class Laps:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.throughput = SimpleNamespace(lap_s=4.0)
-        ddp = SimpleNamespace(
-            local_world_size=2, host="gpu-01", is_main_process=lambda: True
-        )
+        ddp = SimpleNamespace(local_world_size=2, host="gpu-01", is_main_process=lambda: True)
         loader = IndexedLoader.__new__(IndexedLoader)
         loader.waited_s = 0.0
-        self.job = SimpleNamespace(
-            loader=loader, ddp=ddp, batch=SimpleNamespace(size=1)
-        )
+        self.job = SimpleNamespace(loader=loader, ddp=ddp, batch=SimpleNamespace(size=1))
         self.config: Any = SimpleNamespace(
             log=SimpleNamespace(every_steps=1), data=SimpleNamespace(workers=0)
         )
@@ -74,17 +68,8 @@ def test_it_is_given_once_when_the_share_stays_high(
 ) -> None:
     monkeypatch.setattr(loop, "usable_cpus", lambda: 6.5)  # a container's quota
     run = Laps()
-    assert [run.add(share) for share in (0.9, 0.5, 0.5, 0.8, 0.9, 0.9)] == [
-        0,
-        0,
-        0,
-        1,
-        1,
-        1,
-    ]
-    PlainDisplay(sys.stdout)(
-        {"kind": "note", "time": 0.0, "step": 30, "message": run.notes[0]}
-    )
+    assert [run.add(share) for share in (0.9, 0.5, 0.5, 0.8, 0.9, 0.9)] == [0, 0, 0, 1, 1, 1]
+    PlainDisplay(sys.stdout)({"kind": "note", "time": 0.0, "step": 30, "message": run.notes[0]})
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.endswith(
         "rank 0 on gpu-01 waited for data 60% of the last 12 s; it has 0 workers and 3 cores; try:"

@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from drumline.config.schema import (
-    CheckpointConfig,
-    Config,
-    LogConfig,
-    TrainConfig,
-    WatchConfig,
-)
+from drumline.config.schema import CheckpointConfig, Config, LogConfig, TrainConfig, WatchConfig
 from drumline.data.sharding import Cursor, Ledger
 from drumline.training.between_steps.saver import Saver
 from drumline.training.job.job import Progress
@@ -51,15 +45,9 @@ CONFIG = Config(
 )
 
 
-def make_context(
-    config: Config, total_steps: int, hooks: Sequence[Hook] = ()
-) -> RunContext:
+def make_context(config: Config, total_steps: int, hooks: Sequence[Hook] = ()) -> RunContext:
     ddp = SimpleNamespace(
-        is_main_process=lambda: True,
-        rank=0,
-        world_size=2,
-        host="a",
-        device=torch.device("cpu"),
+        is_main_process=lambda: True, rank=0, world_size=2, host="a", device=torch.device("cpu")
     )
     model = torch.nn.Linear(1, 1)
     job: Any = SimpleNamespace(
@@ -75,9 +63,7 @@ def make_context(
     reporter: Any = SimpleNamespace()
     request = RunRequest("test", config, Path("run"), False, ())
     run: Any = SimpleNamespace()
-    return RunContext(
-        request, job, Progress(), reporter, total_steps, TaskHooks(hooks, run, job)
-    )
+    return RunContext(request, job, Progress(), reporter, total_steps, TaskHooks(hooks, run, job))
 
 
 def make_actions(context: RunContext) -> list[Action]:
@@ -89,10 +75,7 @@ def make_actions(context: RunContext) -> list[Action]:
         run=anything,
         interval=AT_EPOCH_END,
     )
-    return [
-        first_step,
-        *between_steps(context, anything, saver, anything, notices=anything),
-    ]
+    return [first_step, *between_steps(context, anything, saver, anything, notices=anything)]
 
 
 def run_names(
@@ -103,9 +86,7 @@ def run_names(
     actions = make_actions(context)
     names: list[str] = []
     for action in actions:
-        monkeypatch.setattr(
-            action, "run", lambda _, action=action: names.append(action.name)
-        )
+        monkeypatch.setattr(action, "run", lambda _, action=action: names.append(action.name))
     # It runs once.
     throughput = context.throughput
     monkeypatch.setattr(
@@ -156,17 +137,13 @@ def test_hooks_that_define_after_step_come_first_in_their_order() -> None:
     assert [action.name for action in make_actions(context)[3:]] == ORDER[1:]
     for hook in context.hooks.hooks:
         hook.every_steps = 2  # too late: the loop knows when to ask
-    assert [
-        [step for step in range(1, 8) if action.due(step)] for action in after_step
-    ] == [
+    assert [[step for step in range(1, 8) if action.due(step)] for action in after_step] == [
         [3, 6],
         [*range(1, 8)],
     ]
 
 
-def test_a_run_that_is_stopped_ends_as_at_its_last_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_that_is_stopped_ends_as_at_its_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     context = make_context(CONFIG, 100)
     actions = make_actions(context)
     names: list[str] = []
@@ -181,13 +158,7 @@ def test_a_run_that_is_stopped_ends_as_at_its_last_step(
     loop = Loop(context, SimpleNamespace(), Ledger(), actions[1:])  # type: ignore[arg-type]
     context.progress.step, context.progress.cursor = 4, Cursor(0, 4)
     loop.run_actions()
-    assert names == [
-        "log",
-        "compare_replicas",
-        "evaluate",
-        "compare_replicas_again",
-        "save",
-    ]
+    assert names == ["log", "compare_replicas", "evaluate", "compare_replicas_again", "save"]
 
 
 def test_each_action_runs_when_it_is_due_and_all_of_them_at_the_end(
@@ -209,21 +180,15 @@ def test_each_action_runs_when_it_is_due_and_all_of_them_at_the_end(
     }
 
 
-def test_replicas_are_compared_before_every_save(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_replicas_are_compared_before_every_save(monkeypatch: pytest.MonkeyPatch) -> None:
     for every in (1, 3):
-        config = replace(
-            CONFIG, checkpoint=CheckpointConfig(every_steps=every, every_epochs=0)
-        )
+        config = replace(CONFIG, checkpoint=CheckpointConfig(every_steps=every, every_epochs=0))
         for names in run_names(monkeypatch, config, steps=12, per_epoch=5):
             if "save" in names:
                 assert "compare_replicas" in names[: names.index("save")]
 
 
-def test_without_intervals_all_happens_once_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_intervals_all_happens_once_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(
         log=LogConfig(every_steps=100),
         watch=WatchConfig(replicas_every=0),
@@ -232,13 +197,7 @@ def test_without_intervals_all_happens_once_at_the_end(
     )
     *before, last = run_names(monkeypatch, config, steps=11, per_epoch=5)
     assert before == [["first_step"], *[[]] * 9]
-    assert last == [
-        "log",
-        "compare_replicas",
-        "evaluate",
-        "compare_replicas_again",
-        "save",
-    ]
+    assert last == ["log", "compare_replicas", "evaluate", "compare_replicas_again", "save"]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -280,9 +239,6 @@ def test_actions_are_asked_together_at_their_intervals_and_epoch_ends(
     actions = [Counts(interval) for interval in intervals]
     loop = Loop(context, SimpleNamespace(), Ledger(), [*actions])  # type: ignore[arg-type]
     for step in range(1, 9):
-        context.progress.step, context.progress.cursor = (
-            step,
-            Cursor(step // 5, step % 5),
-        )
+        context.progress.step, context.progress.cursor = step, Cursor(step // 5, step % 5)
         loop.run_actions()
     assert [action.asked for action in actions] == asked_at

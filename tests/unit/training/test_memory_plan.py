@@ -41,12 +41,8 @@ CONTEXT = 64
 
 
 def settings(name: str = "adamw", **train: Any) -> Config:
-    optim = OptimConfig(
-        name=name, momentum=0.9 if name == "sgd" else 0.0, nesterov=False
-    )
-    return Config(
-        optim=optim, train=TrainConfig(**{"steps": 1, "batch_size": ROWS, **train})
-    )
+    optim = OptimConfig(name=name, momentum=0.9 if name == "sgd" else 0.0, nesterov=False)
+    return Config(optim=optim, train=TrainConfig(**{"steps": 1, "batch_size": ROWS, **train}))
 
 
 class Perceptron(Task):
@@ -83,28 +79,19 @@ class Text(Task):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         scores = model(batch[0])
         return Loss(
-            functional.cross_entropy(
-                scores.flatten(0, 1), batch[1].flatten(), reduction="sum"
-            )
+            functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten(), reduction="sum")
         )
 
 
 def plan(
-    config: Config,
-    task: type[Task] = Perceptron,
-    worlds: tuple[int, ...] = (1,),
-    per_node: int = 8,
+    config: Config, task: type[Task] = Perceptron, worlds: tuple[int, ...] = (1,), per_node: int = 8
 ) -> Any:
     memory = plan_memory(config, task(config), worlds=worlds, ranks_per_node=per_node)
     return {(rank.mode, rank.world_size): rank for rank in memory.ranks}
 
 
-@pytest.mark.parametrize(
-    ("name", "states"), [("sgd", 1), ("adamw", 2), ("torch.optim.Adagrad", 1)]
-)
-def test_parameters_gradients_and_optimizer_state_are_exact(
-    name: str, states: int
-) -> None:
+@pytest.mark.parametrize(("name", "states"), [("sgd", 1), ("adamw", 2), ("torch.optim.Adagrad", 1)])
+def test_parameters_gradients_and_optimizer_state_are_exact(name: str, states: int) -> None:
     plans = plan(settings(name), worlds=(1, 2))
     for key in (("ddp", 1), ("ddp", 2)):
         assert plans[key].parameters == PARAMETERS
@@ -135,10 +122,7 @@ def test_what_a_forward_pass_holds_is_what_can_be_counted_by_hand() -> None:
     assert kept(step) == inputs + hidden + outputs + 2 * scalar
     assert step.batch_bytes == inputs
     # All but the first layer's weight, whose gradient is the last operation.
-    assert (
-        max(moment.gradients for moment in step.moments[:-1])
-        == PARAMETERS - 512 * 256 * 4
-    )
+    assert max(moment.gradients for moment in step.moments[:-1]) == PARAMETERS - 512 * 256 * 4
     assert step.moments[-1] == MemoryMoment(
         "optimizer", in_blocks=False, live=0, gradients=PARAMETERS
     )
@@ -166,9 +150,7 @@ def kept(step: StepMemory) -> int:
 def real_bytes(config: Config, task: Task, batch: Any) -> int:
     """What autograd keeps of a real forward pass on the CPU, besides parameters."""
     model = task.model()
-    of_parameters = {
-        parameter.untyped_storage().data_ptr() for parameter in model.parameters()
-    }
+    of_parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     stored: dict[int, int] = {}
     held = []
 
@@ -198,9 +180,7 @@ def test_precision_and_recomputation_change_the_activations() -> None:
     matrices = 3 * 12 * 64 * 64 + VOCABULARY * 64
 
     def peak(config: Config) -> int:
-        return max(
-            moment.live for moment in FakeJob(config, Text(config)).trace(batch).moments
-        )
+        return max(moment.live for moment in FakeJob(config, Text(config)).trace(batch).moments)
 
     def ends(config: Config) -> int:
         return kept(FakeJob(config, Text(config)).trace(batch))
@@ -247,9 +227,7 @@ def test_what_recomputation_saves_is_shown() -> None:
     assert saved.blocks == "6 x Layers"
     assert saved.total == plans.ranks[0].total
     assert (
-        saved.total_without
-        == plan(settings(batch_size=256), Stacked)["ddp", 1].total
-        > saved.total
+        saved.total_without == plan(settings(batch_size=256), Stacked)["ddp", 1].total > saved.total
     )
     assert saved.saving > 0.5
     (line,) = recompute_lines(plans)
@@ -274,8 +252,7 @@ def test_without_recomputation_only_one_model_is_built_and_no_data_is_read() -> 
     model = replace(config.model, activation_checkpointing=True)
     config = replace(config, model=model, dist=DistConfig(shard_dtype="bf16"))
     assert (
-        plan_memory(config, Recorded(config), worlds=(2,), ranks_per_node=8).recompute
-        is not None
+        plan_memory(config, Recorded(config), worlds=(2,), ranks_per_node=8).recompute is not None
     )
     assert models.count(True) == 2, "in fp32 for ddp, gathered in bf16 for the others"
     assert models.count(False) == 1
@@ -296,17 +273,10 @@ def test_accumulation_and_buckets_hold_gradients_twice() -> None:
     summed = plan(settings(accumulate=2), worlds=(1, 2))
     assert summed["ddp", 1].gradients == PARAMETERS
     assert summed["ddp", 1].communication == 0
-    assert (summed["ddp", 2].gradients, summed["ddp", 2].communication) == (
-        PARAMETERS,
-        PARAMETERS,
-    )
+    assert (summed["ddp", 2].gradients, summed["ddp", 2].communication) == (PARAMETERS, PARAMETERS)
     assert summed["ddp", 2].micro_batch_size == 8
-    compressed = plan(
-        replace(settings(), dist=DistConfig(comm="powersgd")), worlds=(2,)
-    )
-    assert (
-        compressed["ddp", 2].communication - plain["ddp", 2].communication == PARAMETERS
-    )
+    compressed = plan(replace(settings(), dist=DistConfig(comm="powersgd")), worlds=(2,))
+    assert compressed["ddp", 2].communication - plain["ddp", 2].communication == PARAMETERS
 
 
 def test_rounds_and_the_elastic_mode_are_refused() -> None:
@@ -382,13 +352,7 @@ def test_the_cheapest_mode_that_fits_is_chosen() -> None:
         chosen = memory.cheapest(2, int(gib * GIB))
         return None if chosen is None else chosen.mode
 
-    assert [choice(gib) for gib in (40, 22, 12, 9, 5)] == [
-        "ddp",
-        "zero1",
-        "zero1",
-        "fsdp",
-        None,
-    ]
+    assert [choice(gib) for gib in (40, 22, 12, 9, 5)] == ["ddp", "zero1", "zero1", "fsdp", None]
     assert rank("ddp", 19).fits(20 * GIB + OUTSIDE * 20 // 19 + 1)
     assert not rank("ddp", 19).fits(20 * GIB + OUTSIDE)
     assert memory.cheapest(4, 1000 * GIB) is None
@@ -399,9 +363,7 @@ def test_gpus_are_named_or_given_by_their_memory() -> None:
         "h100": int(GPUS["h100"].memory_gib * GIB),
         "24 GiB": 24 * GIB,
     }
-    with pytest.raises(
-        UsageError, match=r"--gpu h10: there is no such GPU; did you mean 'h100'\?"
-    ):
+    with pytest.raises(UsageError, match=r"--gpu h10: there is no such GPU; did you mean 'h100'\?"):
         gpu_memory(["h10"])
 
 
@@ -409,19 +371,17 @@ def test_gpus_are_named_or_given_by_their_memory() -> None:
 def test_sharded_settings_change_what_is_gathered_and_held() -> None:
     config = settings(micro_batch_size=1, precision="bf16")
     plain = plan(config, Text, worlds=(2,))["fsdp", 2]
-    half = plan(
-        replace(config, dist=DistConfig(shard_dtype="bf16")), Text, worlds=(2,)
-    )["fsdp", 2]
+    half = plan(replace(config, dist=DistConfig(shard_dtype="bf16")), Text, worlds=(2,))["fsdp", 2]
     assert (half.parameters, half.optimizer) == (plain.parameters, plain.optimizer)
     assert half.communication == pytest.approx(plain.communication / 2, rel=0.01)
-    away = plan(
-        replace(config, dist=DistConfig(offload_optimizer=True)), Text, worlds=(2,)
-    )["fsdp", 2]
+    away = plan(replace(config, dist=DistConfig(offload_optimizer=True)), Text, worlds=(2,))[
+        "fsdp", 2
+    ]
     assert away.parameters == 0
     assert away.optimizer < plain.optimizer // 10  # counts of steps
-    least = plan(
-        replace(config, dist=DistConfig(wrap=("CausalAttention",))), Text, worlds=(2,)
-    )["fsdp", 2]
+    least = plan(replace(config, dist=DistConfig(wrap=("CausalAttention",))), Text, worlds=(2,))[
+        "fsdp", 2
+    ]
     matrices = 4 * 64 * 64 * 4
     # The rest of the model is always gathered; at this peak no attention is.
     assert plain.communication - least.communication == 3 * matrices
@@ -432,9 +392,7 @@ def test_auto_takes_the_cheapest_mode_that_fits_or_the_one_that_needs_least() ->
     plans = plan(config, Text, worlds=(4,))
 
     def choice(total: int) -> tuple[str, str]:
-        return choose_mode(
-            config, Text(config), 4, 4, int((total + OUTSIDE) / 0.95) + 1
-        )
+        return choose_mode(config, Text(config), 4, 4, int((total + OUTSIDE) / 0.95) + 1)
 
     assert choice(plans["ddp", 4].total)[0] == "ddp"
     assert choice(plans["ddp", 4].total - 1)[0] == "zero1"
@@ -445,9 +403,7 @@ def test_auto_takes_the_cheapest_mode_that_fits_or_the_one_that_needs_least() ->
     assert mode == "fsdp"
     assert reason.startswith("which needs least, but may not fit on 4 ranks; ")
     few = settings(batch_size=2)
-    with pytest.raises(
-        UsageError, match="a global batch of 2 cannot be split over 4 ranks"
-    ):
+    with pytest.raises(UsageError, match="a global batch of 2 cannot be split over 4 ranks"):
         choose_mode(few, Text(few), 4, 4, GIB)
 
 

@@ -63,8 +63,7 @@ def test_what_cannot_be_merged_is_refused_on_several_ranks_alone() -> None:
     metric.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
     assert make_metrics(task_with(whole=metric), ALONE) == {"whole": metric}
     with pytest.raises(
-        UsageError,
-        match=r"the metric 'whole' cannot be merged over ranks: ``merge_state`` is not",
+        UsageError, match=r"the metric 'whole' cannot be merged over ranks: ``merge_state`` is not"
     ):
         make_metrics(task_with(whole=metric), ONE_OF_TWO)
 
@@ -94,8 +93,7 @@ def test_what_torchmetrics_would_merge_wrongly_is_refused(
             make_metrics(task_with(part=metric), ONE_OF_TWO)
             continue
         with pytest.raises(
-            UsageError,
-            match=f"the metric 'part' cannot be merged over ranks: {problem}",
+            UsageError, match=f"the metric 'part' cannot be merged over ranks: {problem}"
         ):
             make_metrics(task_with(part=metric), ONE_OF_TWO)
 
@@ -118,9 +116,7 @@ def test_a_collection_has_no_groups_and_its_members_are_checked_by_name() -> Non
     whole = whole_state()()
     whole.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
     members = {"first": SumMetric(), "second": SumMetric()}
-    made = make_metrics(
-        task_with(both=MetricCollection(members, prefix="my-")), ONE_OF_TWO
-    )
+    made = make_metrics(task_with(both=MetricCollection(members, prefix="my-")), ONE_OF_TWO)
     update_metrics(made, torch.tensor([1.0, 2.0]))
     assert compute_metrics(made, ALONE, is_updated=True) == {
         "both/my-first": 3.0,
@@ -128,9 +124,7 @@ def test_a_collection_has_no_groups_and_its_members_are_checked_by_name() -> Non
     }
     collection: Any = made["both"]
     assert collection.compute_groups == {}
-    with pytest.raises(
-        UsageError, match="the metric 'both/whole' cannot be merged over ranks"
-    ):
+    with pytest.raises(UsageError, match="the metric 'both/whole' cannot be merged over ranks"):
         make_metrics(task_with(both=MetricCollection({"whole": whole})), ONE_OF_TWO)
 
 
@@ -163,9 +157,7 @@ def test_outputs_are_given_as_they_are_returned() -> None:
         update_metrics({"x": recorder}, outputs)
         assert recorder.value == expected
     update_metrics({}, None)
-    with pytest.raises(
-        UsageError, match="its loss\\(\\) returns no outputs to update them with"
-    ):
+    with pytest.raises(UsageError, match="its loss\\(\\) returns no outputs to update them with"):
         update_metrics({"x": recorder}, None)
 
 
@@ -189,12 +181,6 @@ def test_numbers_stay_numbers_and_tensors_become_lists() -> None:
         "several/a": 1,
         "several/b/c": 2.0,
     }
-    assert list(numbers(reported)) == [
-        "scalar",
-        "array",
-        "yes",
-        "several/a",
-        "several/b/c",
-    ]
+    assert list(numbers(reported)) == ["scalar", "array", "yes", "several/a", "several/b/c"]
     with pytest.raises(UsageError, match="the metric 'x' computed a str"):
         compute_metrics({"x": Recorder("high")}, ALONE, is_updated=True)

@@ -24,10 +24,7 @@ def make_gate() -> Iterator[threading.Event]:
 
 
 def test_a_rank_0_that_has_lost_another_does_not_wait_for_its_download(
-    bucket: Bucket,
-    gate: threading.Event,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: Bucket, gate: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(value: Any) -> Any:
         raise ConnectionError("rank 1 is lost")

@@ -54,9 +54,7 @@ def language_model(*, recompute: bool = False) -> nn.Module:
     ],
     ids=["resnet", "gpt", "transposed convolution", "attention"],
 )
-def test_the_count_is_that_of_torchs_own_counter(
-    model: nn.Module, batch: Tensor
-) -> None:
+def test_the_count_is_that_of_torchs_own_counter(model: nn.Module, batch: Tensor) -> None:
     def loss() -> Tensor:
         outputs = (
             model(batch, batch, batch)[0]
@@ -132,9 +130,7 @@ def test_what_cannot_be_counted_is_none_or_an_error() -> None:
     scale = nn.PReLU()
     layer = nn.Linear(6, 5)
     inputs = torch.ones(2, 6, requires_grad=True)
-    assert counted(lambda: scale(inputs).sum(), scale) is None, (
-        "no operation that counts"
-    )
+    assert counted(lambda: scale(inputs).sum(), scale) is None, "no operation that counts"
     with pytest.raises(RuntimeError, match="may reach more parameters"):
         counted(lambda: checkpoint(layer, inputs, use_reentrant=True).sum(), layer)
 
@@ -165,7 +161,5 @@ def test_tokens_decide_where_samples_have_different_lengths() -> None:
         ("aarch64", "float32", None),
     ],
 )
-def test_the_peak_of_a_known_gpu(
-    name: str, arithmetic: str, peak: float | None
-) -> None:
+def test_the_peak_of_a_known_gpu(name: str, arithmetic: str, peak: float | None) -> None:
     assert peak_tflop_per_s(name, arithmetic) == peak

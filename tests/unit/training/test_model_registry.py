@@ -11,17 +11,10 @@ from torch import nn
 from drumline.base.errors import UsageError
 from drumline.config.schema import ModelConfig
 from drumline.training.tasks import built_in
-from drumline.training.tasks.built_in import (
-    GPT,
-    MiniResNet,
-    build_model,
-    register_model,
-)
+from drumline.training.tasks.built_in import GPT, MiniResNet, build_model, register_model
 
 SETTINGS = {
-    name: value
-    for name, value in vars(ModelConfig()).items()
-    if name not in ("name", "options")
+    name: value for name, value in vars(ModelConfig()).items() if name not in ("name", "options")
 }
 
 
@@ -48,17 +41,9 @@ def test_built_ins_take_facts_from_the_data_and_settings_from_the_config() -> No
     )
 
     assert isinstance(resnet, MiniResNet)
-    assert (resnet.in_channels, resnet.head.out_features, len(resnet.blocks)) == (
-        2,
-        5,
-        6,
-    )
+    assert (resnet.in_channels, resnet.head.out_features, len(resnet.blocks)) == (2, 5, 6)
     assert isinstance(gpt, GPT)
-    assert (gpt.token_embedding.num_embeddings, len(gpt.blocks), gpt.context) == (
-        17,
-        3,
-        9,
-    )
+    assert (gpt.token_embedding.num_embeddings, len(gpt.blocks), gpt.context) == (17, 3, 9)
 
 
 def test_a_registered_builder_is_found_and_gets_what_it_names() -> None:
@@ -80,10 +65,7 @@ def test_options_win_over_facts_and_facts_over_settings() -> None:
         return nn.Linear(width, heads)
 
     model = build_model(
-        "layer",
-        facts={"width": 2},
-        settings={"width": 1, "heads": 1},
-        options={"heads": 3},
+        "layer", facts={"width": 2}, settings={"width": 1, "heads": 1}, options={"heads": 3}
     )
 
     assert isinstance(model, nn.Linear)
@@ -99,10 +81,7 @@ def test_a_model_of_the_users_own_file(tmp_path: Path) -> None:
         "        super().__init__(hidden, num_classes)\n"
     )
     model = build_model(
-        f"{file}:Net",
-        facts={"num_classes": 3},
-        settings=SETTINGS,
-        options={"hidden": 5},
+        f"{file}:Net", facts={"num_classes": 3}, settings=SETTINGS, options={"hidden": 5}
     )
 
     assert isinstance(model, nn.Linear)
@@ -119,21 +98,14 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 
 def test_an_option_the_model_does_not_take_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match="'gpt' takes no option 'layer'; did you mean 'layers'"
-    ):
-        build_model(
-            "gpt", facts={"vocab_size": 3}, settings=SETTINGS, options={"layer": 2}
-        )
+    with pytest.raises(UsageError, match="'gpt' takes no option 'layer'; did you mean 'layers'"):
+        build_model("gpt", facts={"vocab_size": 3}, settings=SETTINGS, options={"layer": 2})
 
 
 def test_a_fact_that_the_data_lacks_is_named() -> None:
     with pytest.raises(UsageError, match="model 'gpt' needs vocab_size"):
         build_model(
-            "gpt",
-            facts={"in_channels": 1, "num_classes": 10},
-            settings=SETTINGS,
-            options={},
+            "gpt", facts={"in_channels": 1, "num_classes": 10}, settings=SETTINGS, options={}
         )
 
 

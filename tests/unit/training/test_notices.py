@@ -21,11 +21,7 @@ STALL = "stall: rank 1 on node-a has been in data for 4 s. Try: wait"
 
 
 def notice(
-    kind: str,
-    message: str,
-    rank: int | None = 3,
-    host: str = "node-b",
-    what: str = SLOW,
+    kind: str, message: str, rank: int | None = 3, host: str = "node-b", what: str = SLOW
 ) -> str:
     record = {
         "kind": kind,
@@ -38,9 +34,7 @@ def notice(
     return json.dumps(record)
 
 
-def test_notices_are_read_once_whole_and_whatever_else_is_in_the_file(
-    tmp_path: Path,
-) -> None:
+def test_notices_are_read_once_whole_and_whatever_else_is_in_the_file(tmp_path: Path) -> None:
     events: list[Any] = []
     reporter = Reporter([events.append], rank=0, host="node-a")
     WatchNotices(None).report(reporter)
@@ -61,30 +55,22 @@ def test_notices_are_read_once_whole_and_whatever_else_is_in_the_file(
     notices.report(reporter)
     notices.report(reporter)
     reported = [
-        (event["kind"], event.get("about_rank"), event.get("about_host"))
-        for event in events
+        (event["kind"], event.get("about_rank"), event.get("about_host")) for event in events
     ]
     assert reported == [("straggler", 3, "node-b"), ("stall", 1, "node-a")]
-    assert [event["message"] for event in events[:2]] == [
-        f"straggler: {SLOW}. Try: look",
-        STALL,
-    ]
+    assert [event["message"] for event in events[:2]] == [f"straggler: {SLOW}. Try: look", STALL]
     assert {(event["rank"], event["host"]) for event in events} == {(0, "node-a")}
     with (tmp_path / NOTICES).open("a") as file:
         file.write('age": "straggler: all of it", "what": "all of it"}\n')
     notices.report(reporter)
     assert events[-1]["message"] == "straggler: all of it"
-    lines.append(
-        notice("straggler", "any text", what="rank 3 on node-b takes 9x as long")
-    )
+    lines.append(notice("straggler", "any text", what="rank 3 on node-b takes 9x as long"))
     notices.report(reporter)
     assert notices.stragglers == ["rank 3 on node-b takes 9x as long", "all of it"]
     lines.close()
 
 
-def test_a_run_tells_them_and_sums_them_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_tells_them_and_sums_them_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = tmp_path / "watch"
     run = tmp_path / "run"
     watch.mkdir()

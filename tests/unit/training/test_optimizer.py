@@ -24,10 +24,7 @@ from drumline.training.job.optimizer import (
 def network() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Embedding(7, 4),
-        nn.Linear(4, 6),
-        nn.LayerNorm(6),
-        nn.Linear(6, 2, bias=False),
+        nn.Embedding(7, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2, bias=False)
     )
 
 
@@ -39,22 +36,14 @@ def shapes(optimizer: Optimizer) -> list[list[tuple[int, ...]]]:
 
 
 def test_an_optimizer_of_torch_by_its_dotted_name() -> None:
-    options = {
-        "momentum_decay": 0.01,
-        "betas": "0.8,0.99",
-        "decoupled_weight_decay": True,
-    }
+    options = {"momentum_decay": 0.01, "betas": "0.8,0.99", "decoupled_weight_decay": True}
     optim = OptimConfig(name="torch.optim.NAdam", weight_decay=0.3, options=options)
     optimizer = make_optimizer(network(), optim, lr=0.2)
     assert type(optimizer) is NAdam
     assert shapes(optimizer) == [[(7, 4), (6, 4), (2, 6)], [(6,), (6,), (6,)]]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
     first = optimizer.param_groups[0]
-    assert (first["lr"], first["momentum_decay"], first["betas"]) == (
-        0.2,
-        0.01,
-        (0.8, 0.99),
-    )
+    assert (first["lr"], first["momentum_decay"], first["betas"]) == (0.2, 0.01, (0.8, 0.99))
     assert first["decoupled_weight_decay"] is True
 
 
@@ -66,9 +55,7 @@ class OwnKind(Optimizer):
 
 
 def test_one_of_the_users_own_gets_one_group_where_it_takes_no_decay() -> None:
-    optimizer = make_optimizer(
-        network(), OptimConfig(name=f"{__name__}.OwnKind"), lr=0.2
-    )
+    optimizer = make_optimizer(network(), OptimConfig(name=f"{__name__}.OwnKind"), lr=0.2)
     assert type(optimizer) is OwnKind
     assert shapes(optimizer) == [[(7, 4), (6, 4), (6,), (6,), (6,), (2, 6)]]
 
@@ -76,10 +63,7 @@ def test_one_of_the_users_own_gets_one_group_where_it_takes_no_decay() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (
-            {"name": "torch.optim.NAdm"},
-            "torch.optim has no class 'NAdm'; did you mean 'NAdam'?",
-        ),
+        ({"name": "torch.optim.NAdm"}, "torch.optim has no class 'NAdm'; did you mean 'NAdam'?"),
         ({"name": "torch.nn.Linear"}, "torch.nn.Linear is not a torch optimizer"),
         ({"name": "nowhere.Lion"}, "there is no module 'nowhere' on the Python path"),
         (
@@ -90,10 +74,7 @@ def test_one_of_the_users_own_gets_one_group_where_it_takes_no_decay() -> None:
             {"options": {"lr": 0.5}},
             "--optim.options.lr is not an option\n  try: give it as --optim.lr",
         ),
-        (
-            {"options": {"dampening": "x"}},
-            "the optimizer sgd does not accept its settings: ",
-        ),
+        ({"options": {"dampening": "x"}}, "the optimizer sgd does not accept its settings: "),
         (
             {"name": "muon", "options": {"ns_step": 3}},
             "the optimizer muon takes no option 'ns_step'; did you mean",
@@ -109,27 +90,17 @@ def test_one_of_the_users_own_gets_one_group_where_it_takes_no_decay() -> None:
         ({"name": "torch.optim.LBFGS"}, "LBFGS.step() needs a closure"),
     ],
 )
-def test_a_wrong_name_or_option_is_refused(
-    settings: dict[str, Any], sentence: str
-) -> None:
+def test_a_wrong_name_or_option_is_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=re.escape(sentence)):
         make_optimizer(network(), OptimConfig(**settings), lr=0.1)
 
 
 def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
-    optimizer = make_optimizer(
-        network(), OptimConfig(name="muon", weight_decay=0.3), lr=0.2
-    )
+    optimizer = make_optimizer(network(), OptimConfig(name="muon", weight_decay=0.3), lr=0.2)
     assert shapes(optimizer) == [[(6, 4), (2, 6)], [(7, 4)], [(6,), (6,), (6,)]]
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [
-        0.3,
-        0.3,
-        0.0,
-    ]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3, 0.0]
     assert optimizer.param_groups[0]["adjust_lr_fn"] == "match_rms_adamw"
-    with pytest.raises(
-        UsageError, match="the optimizer muon does not accept its settings: "
-    ):
+    with pytest.raises(UsageError, match="the optimizer muon does not accept its settings: "):
         make_optimizer(nn.LayerNorm(3), OptimConfig(name="muon"), lr=0.2)
 
 
@@ -173,11 +144,7 @@ def test_muon_steps_as_the_two_of_torch_do_also_after_a_state_is_loaded() -> Non
             True,
             "NAdam is not fused, so --train.on_nan skip waits for the device in every step",
         ),
-        (
-            lambda p: SGD(p, lr=0.1),
-            False,
-            "SGD reads its rate on the host unless it is fused",
-        ),
+        (lambda p: SGD(p, lr=0.1), False, "SGD reads its rate on the host unless it is fused"),
         (lambda p: Adagrad(p, lr=0.1), False, "Adagrad reads its rate on the host"),
     ],
 )
@@ -199,17 +166,13 @@ def test_what_can_be_captured_reads_its_rate_on_the_device(
 
 def test_a_second_captured_step_gets_the_tensors_of_the_first_one() -> None:
     """Its graph reads and writes them."""
-    optimizer = Adam(
-        parameters := list(network().parameters()), lr=0.1, capturable=True
-    )
+    optimizer = Adam(parameters := list(network().parameters()), lr=0.1, capturable=True)
     built = group_settings(optimizer)
     optimizer.state[parameters[0]] = {"step": torch.tensor(3.0)}
     momenta = []
     for _ in range(2):
         set_capturable(optimizer, built, is_on=True)
-        momenta.append(
-            (optimizer.param_groups[0]["lr"], optimizer.state[parameters[0]]["step"])
-        )
+        momenta.append((optimizer.param_groups[0]["lr"], optimizer.state[parameters[0]]["step"]))
     assert all(before is after for before, after in zip(*momenta, strict=True))
     set_capturable(optimizer, built, is_on=False)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
@@ -245,19 +208,14 @@ def test_an_own_optimizer_must_train_the_whole_model() -> None:
             WithoutRate(model.parameters()),
             "WithoutRate has a parameter group without lr, which the schedule sets",
         ),
-        (
-            LBFGS(model.parameters()),
-            "LBFGS.step() needs a closure that computes the loss again",
-        ),
+        (LBFGS(model.parameters()), "LBFGS.step() needs a closure that computes the loss again"),
     ]
     for optimizer, sentence in wrong:
         with pytest.raises(UsageError, match=re.escape(sentence)):
             check_own_optimizer(optimizer, model, maker="X.optimizer()")
     for parameter in list(model.parameters())[1:]:
         parameter.requires_grad = False
-    check_own_optimizer(
-        SGD([next(model.parameters())], lr=0.1), model, maker="X.optimizer()"
-    )
+    check_own_optimizer(SGD([next(model.parameters())], lr=0.1), model, maker="X.optimizer()")
 
 
 def test_a_closure_that_may_be_left_out_is_no_hindrance() -> None:
@@ -268,9 +226,7 @@ def test_a_closure_that_may_be_left_out_is_no_hindrance() -> None:
 def test_what_an_optimizer_changes_in_its_groups_is_state() -> None:
     first, second = nn.Linear(2, 2).parameters()
     optimizer = SGD(
-        [{"params": [first]}, {"params": [second], "weight_sum": 0.0}],
-        lr=0.1,
-        momentum=0.9,
+        [{"params": [first]}, {"params": [second], "weight_sum": 0.0}], lr=0.1, momentum=0.9
     )
     for group in optimizer.param_groups:
         group["seen"] = [1, 2]

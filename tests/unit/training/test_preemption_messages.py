@@ -119,9 +119,7 @@ def test_a_node_that_leaves_shows_what_its_code_has_printed(
     monkeypatch: pytest.MonkeyPatch, ended: list[int], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(preemption, "ALL_NODES_S", -1.0)
-    preempted = on_three_nodes(
-        SealedStore(host_store("127.0.0.1", 0, timeout_s=30)[0], None), 2
-    )
+    preempted = on_three_nodes(SealedStore(host_store("127.0.0.1", 0, timeout_s=30)[0], None), 2)
     with (tmp_path / "printed").open("w") as output:
         monkeypatch.setattr(sys, "stdout", output)
         print("loss 0.5")
@@ -130,12 +128,7 @@ def test_a_node_that_leaves_shows_what_its_code_has_printed(
 
 
 def in_a_group(
-    preempted: Any,
-    store: SealedStore,
-    *,
-    rank: int,
-    num_nodes: int,
-    host: str = "node-1",
+    preempted: Any, store: SealedStore, *, rank: int, num_nodes: int, host: str = "node-1"
 ) -> None:
     connection = SimpleNamespace(store=store)
     ddp: Any = SimpleNamespace(
@@ -159,11 +152,7 @@ def with_a_lost_store() -> Any:
     """A node of two; the other one had the store, and is lost."""
     preempted: Any = Preemption()
     server = dist.TCPStore(
-        "127.0.0.1",
-        0,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=30),
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
     )
     in_a_group(
         preempted,
@@ -183,11 +172,7 @@ def test_the_last_node_that_is_asked_while_nodes_change_saves_in_the_next_group(
     if not is_asked_before:
         preempted.watcher.turn()
     preempted.watcher.turn([signal.SIGTERM])
-    assert (ended, preempted.is_asked, preempted.watcher.is_between_groups) == (
-        [],
-        False,
-        True,
-    )
+    assert (ended, preempted.is_asked, preempted.watcher.is_between_groups) == ([], False, True)
     in_a_group(
         preempted,
         SealedStore(host_store("127.0.0.1", 0, timeout_s=30)[0], None),
@@ -200,9 +185,7 @@ def test_the_last_node_that_is_asked_while_nodes_change_saves_in_the_next_group(
     assert (preempted.cause["signal"], preempted.cause["rank"]) == ("SIGTERM", 0)
 
 
-def test_a_rank_that_its_launcher_ends_while_nodes_change_exits_at_once(
-    ended: list[int],
-) -> None:
+def test_a_rank_that_its_launcher_ends_while_nodes_change_exits_at_once(ended: list[int]) -> None:
     preempted = with_a_lost_store()
     with subprocess.Popen(["true"]) as other:
         pass

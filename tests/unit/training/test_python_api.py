@@ -20,12 +20,7 @@ from drumline.base.errors import (
     TrainingError,
     UsageError,
 )
-from drumline.base.rank_environment import (
-    ERROR_FILE,
-    ErrorRecord,
-    read_error,
-    write_error,
-)
+from drumline.base.rank_environment import ERROR_FILE, ErrorRecord, read_error, write_error
 from drumline.training.python_api import error_of, read_result, run_command, spec_of
 from drumline.training.tasks.built_in import ImageClassification
 
@@ -50,10 +45,7 @@ def main(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_class_is_named_as_other_processes_find_it(
     main: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert (
-        spec_of(ImageClassification)
-        == "drumline.training.tasks.built_in:ImageClassification"
-    )
+    assert spec_of(ImageClassification) == "drumline.training.tasks.built_in:ImageClassification"
     monkeypatch.chdir(Path(__file__).parent)
     main.__file__ = __file__
     assert spec_of(class_in("__main__")) == "test_python_api.py:Mine"
@@ -83,26 +75,14 @@ def test_a_rank_that_imports_the_calling_script_does_not_train_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(ERROR_FILE, "error.json")
-    with pytest.raises(
-        UsageError, match=r'put the call under `if __name__ == "__main__":`'
-    ):
+    with pytest.raises(UsageError, match=r'put the call under `if __name__ == "__main__":`'):
         drumline.train("digits")
 
 
-def test_it_is_not_called_on_the_ranks_of_a_launcher(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for word in (
-        "RANK=1",
-        "WORLD_SIZE=2",
-        "LOCAL_RANK=1",
-        "MASTER_ADDR=a",
-        "MASTER_PORT=1",
-    ):
+def test_it_is_not_called_on_the_ranks_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for word in ("RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "MASTER_ADDR=a", "MASTER_PORT=1"):
         monkeypatch.setenv(*word.split("="))
-    with pytest.raises(
-        UsageError, match="a launcher has started this process as rank 1"
-    ):
+    with pytest.raises(UsageError, match="a launcher has started this process as rank 1"):
         drumline.train("digits")
 
 
@@ -112,10 +92,7 @@ def test_wrong_settings_are_raised_with_all_problems(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as raised:
         drumline.train(
-            "digits",
-            lr=0.1,
-            procs=0,
-            **{"model.widths": (8, -1), "model.options": {"a b": True}},
+            "digits", lr=0.1, procs=0, **{"model.widths": (8, -1), "model.options": {"a b": True}}
         )
     assert raised.value.lines()[:-1] == [
         "4 problems in the configuration:",
@@ -132,18 +109,12 @@ def test_a_failure_comes_back_as_the_rank_reported_it(tmp_path: Path) -> None:
     file = tmp_path / "error.json"
     place = Place(host="gpu-02", rank=3, step=1841)
     write_error(
-        {ERROR_FILE: str(file)},
-        ErrorRecord("ValueError: label 7", None, place, "Traceback: ..."),
+        {ERROR_FILE: str(file)}, ErrorRecord("ValueError: label 7", None, place, "Traceback: ...")
     )
-    assert read_error(file) == ErrorRecord(
-        "ValueError: label 7", None, place, "Traceback: ..."
-    )
+    assert read_error(file) == ErrorRecord("ValueError: label 7", None, place, "Traceback: ...")
     error = error_of(1, file, tmp_path)
     assert isinstance(error, TrainingError)
-    assert (str(error), error.place) == (
-        "ValueError: label 7 [rank 3 on gpu-02, step 1841]",
-        place,
-    )
+    assert (str(error), error.place) == ("ValueError: label 7 [rank 3 on gpu-02, step 1841]", place)
     assert error.__notes__ == ["Traceback: ..."]
     write_error({}, ErrorRecord("no file is set", None, Place()))
     for code, kind in {2: UsageError, 3: PreflightError, 70: HangError}.items():
@@ -178,8 +149,6 @@ def test_the_result_is_read_from_the_run_folder(tmp_path: Path) -> None:
     assert [event["kind"] for event in result.events] == ["start", "end", "end"]
 
 
-def test_what_a_command_prints_is_shown_here(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_a_command_prints_is_shown_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["--help"], {"PYTHONPATH": os.pathsep.join(sys.path)}) == 0
     assert capsys.readouterr().out.startswith("usage: drumline VERB")

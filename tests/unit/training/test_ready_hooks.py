@@ -28,8 +28,7 @@ def make_run(model: nn.Module | None = None, **settings: Any) -> Run:
         "task": None,
         "model": model,
         "_optimizer": torch.optim.SGD(
-            [parameter for parameter in model.parameters() if parameter.requires_grad],
-            lr=0.1,
+            [parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1
         ),
         "config": Config(),
         "total_steps": 10,
@@ -82,18 +81,15 @@ def test_an_evaluation_has_the_average_and_training_goes_on_with_the_weights() -
     norm.running_mean = norm.running_mean.clone()  # as a forward pass may
     ema.before_evaluation(run)
     assert all(
-        torch.equal(tensor, ema.average[name])
-        for name, tensor in run.model.state_dict().items()
+        torch.equal(tensor, ema.average[name]) for name, tensor in run.model.state_dict().items()
     )
     assert not torch.equal(run.model.state_dict()["0.weight"], trained["0.weight"])
     assert torch.equal(
-        run.model.state_dict()["1.num_batches_tracked"],
-        trained["1.num_batches_tracked"],
+        run.model.state_dict()["1.num_batches_tracked"], trained["1.num_batches_tracked"]
     )
     ema.after_evaluation(run)
     assert all(
-        torch.equal(tensor, trained[name])
-        for name, tensor in run.model.state_dict().items()
+        torch.equal(tensor, trained[name]) for name, tensor in run.model.state_dict().items()
     )
 
 
@@ -101,11 +97,7 @@ def test_a_resumed_average_lies_in_memory_like_the_weights() -> None:
     model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     ema = EMA(0.5)
     ema.load_state_dict(
-        {
-            "average": {
-                name: tensor.contiguous() for name, tensor in model.state_dict().items()
-            }
-        }
+        {"average": {name: tensor.contiguous() for name, tensor in model.state_dict().items()}}
     )
     ema.start(make_run(model))
     assert ema.average["weight"].stride() == model.weight.stride()
@@ -115,9 +107,7 @@ def test_a_resumed_average_lies_in_memory_like_the_weights() -> None:
 def test_an_average_of_another_model_is_refused() -> None:
     ema = EMA()
     ema.load_state_dict({"average": {"0.weight": torch.zeros(2)}})
-    with pytest.raises(
-        UsageError, match=r"(?s)is of another model: 0.bias, 1.bias, .*--fresh"
-    ):
+    with pytest.raises(UsageError, match=r"(?s)is of another model: 0.bias, 1.bias, .*--fresh"):
         ema.start(make_run())
 
 
@@ -147,11 +137,7 @@ def stops_after(hook: EarlyStopping, values: list[float]) -> int | None:
         (lambda: EarlyStopping("loss", 2), [3.0, 2.0, 2.5, 1.0], None),
         (lambda: EarlyStopping("loss", 2, min_delta=0.5), [3.0, 2.6, 2.5, 1.0], 3),
         (lambda: EarlyStopping("loss", 2), [math.nan, 2.0, math.nan, math.inf], 4),
-        (
-            lambda: EarlyStopping("accuracy", 1, higher_is_better=True),
-            [0.5, 0.6, 0.6],
-            3,
-        ),
+        (lambda: EarlyStopping("accuracy", 1, higher_is_better=True), [0.5, 0.6, 0.6], 3),
     ],
 )
 def test_it_stops_when_nothing_has_improved(
@@ -173,17 +159,14 @@ def test_the_task_knows_whether_higher_is_better(
     metric: str, best: str, higher: bool, expected: int | None
 ) -> None:
     hook = EarlyStopping(metric, 1)
-    hook.start(
-        make_run(task=SimpleNamespace(best_metric=best, higher_is_better=higher))
-    )
+    hook.start(make_run(task=SimpleNamespace(best_metric=best, higher_is_better=higher)))
     assert stops_after(hook, [0.5, 0.6, 0.7]) == expected
 
 
 def test_which_values_are_better_must_be_known() -> None:
     run = make_run(task=SimpleNamespace(best_metric="loss", higher_is_better=False))
     with pytest.raises(
-        UsageError,
-        match="a higher f1 is better is not known\n  try: give EarlyStopping higher_is",
+        UsageError, match="a higher f1 is better is not known\n  try: give EarlyStopping higher_is"
     ):
         EarlyStopping("f1").start(run)
     EarlyStopping("f1", higher_is_better=False).start(run)
@@ -225,12 +208,8 @@ def test_a_metric_that_is_not_reported_is_named() -> None:
     ):
         with pytest.raises(UsageError) as caught:
             EarlyStopping(metric).after_evaluation(run)
-        assert (
-            caught.value.what == f"the evaluation does not report {metric!r}: {names}"
-        )
-    with pytest.raises(
-        UsageError, match=r"EarlyStopping has patience 0 and min_delta 0\.0"
-    ):
+        assert caught.value.what == f"the evaluation does not report {metric!r}: {names}"
+    with pytest.raises(UsageError, match=r"EarlyStopping has patience 0 and min_delta 0\.0"):
         EarlyStopping("loss", 0)
 
 
@@ -239,10 +218,7 @@ def test_parameters_are_frozen_until_their_step_whenever_the_run_starts() -> Non
         run = make_run(step=first)
         hook = Unfreeze("0.", "1.weight", at_step=4)
         hook.start(run)
-        flags = {
-            name: parameter.requires_grad
-            for name, parameter in run.model.named_parameters()
-        }
+        flags = {name: parameter.requires_grad for name, parameter in run.model.named_parameters()}
         frozen = {name for name in flags if not flags[name]}
         assert frozen == (set() if trained else {"0.weight", "0.bias", "1.weight"})
         run.step = 4
@@ -253,10 +229,7 @@ def test_parameters_are_frozen_until_their_step_whenever_the_run_starts() -> Non
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        (
-            {"world_size": 2},
-            "the ranks would wait for the gradients of frozen parameters",
-        ),
+        ({"world_size": 2}, "the ranks would wait for the gradients of frozen parameters"),
         (
             {"config": Config(train=TrainConfig(exact="elastic"))},
             "the ranks would wait for the gradients of frozen parameters",
@@ -272,8 +245,7 @@ def test_a_step_that_fixes_what_has_gradients_is_refused(
 
 def test_what_cannot_be_unfrozen_is_named() -> None:
     with pytest.raises(
-        UsageError,
-        match=r"no parameter's name begins with '0\.wait': did you mean '0\.weight'\?",
+        UsageError, match=r"no parameter's name begins with '0\.wait': did you mean '0\.weight'\?"
     ):
         Unfreeze("1.", "0.wait", at_step=4).start(make_run())
     model = nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2))
@@ -294,57 +266,44 @@ def test_samples_are_logged_and_nothing_of_the_training_changes() -> None:
     logged = []
     task = SimpleNamespace(predict=predict, on_device=lambda batch: batch * 2)
     bf16 = torch.autocast("cpu", dtype=torch.bfloat16)
-    run = make_run(
-        task=task, _autocast=bf16, _report=lambda kind, **fields: logged.append(fields)
-    )
+    run = make_run(task=task, _autocast=bf16, _report=lambda kind, **fields: logged.append(fields))
     list(run.model.children())[2].eval()  # for good
     modes = [module.training for module in run.model.modules()]
     state = torch.get_rng_state()
     weights = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
     hook = LogSamples(
         torch.ones(2, 3),
-        show=lambda outputs: [
-            f"{output.argmax()} {output.dtype}" for output in outputs
-        ],
+        show=lambda outputs: [f"{output.argmax()} {output.dtype}" for output in outputs],
     )
     hook.after_evaluation(run)
     assert [fields["name"] for fields in logged] == ["samples/0", "samples/1"]
     assert all(
-        fields["type"] == "text" and fields["value"].endswith("bfloat16")
-        for fields in logged
+        fields["type"] == "text" and fields["value"].endswith("bfloat16") for fields in logged
     )
     assert torch.equal(torch.get_rng_state(), state)
     assert [module.training for module in run.model.modules()] == modes
     assert all(
-        torch.equal(tensor, weights[name])
-        for name, tensor in run.model.state_dict().items()
+        torch.equal(tensor, weights[name]) for name, tensor in run.model.state_dict().items()
     )
 
 
 def test_samples_come_every_so_many_steps_or_after_evaluations() -> None:
     logged = []
-    task = SimpleNamespace(
-        predict=lambda model, batch: "text", on_device=lambda batch: batch
-    )
+    task = SimpleNamespace(predict=lambda model, batch: "text", on_device=lambda batch: batch)
     run = make_run(task=task, _report=lambda kind, **fields: logged.append(fields))
     hook = LogSamples(None, every_steps=7, name="story")
     assert hook.every_steps == 7
     hook.after_evaluation(run)
     assert logged == []
     hook.after_step(run)
-    assert [(fields["name"], fields["value"]) for fields in logged] == [
-        ("story", "text")
-    ]
+    assert [(fields["name"], fields["value"]) for fields in logged] == [("story", "text")]
 
 
-def test_a_run_that_only_evaluates_writes_nothing_and_has_no_optimizer(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_only_evaluates_writes_nothing_and_has_no_optimizer(tmp_path: Path) -> None:
     run = make_run(folder=tmp_path, _report=None, _optimizer=None)
     run.log("picture", torch.zeros(2, 2))
     assert not list(tmp_path.iterdir())
     with pytest.raises(
-        UsageError,
-        match=r"is evaluated without an optimizer\n  try: keep what before_evaluation",
+        UsageError, match=r"is evaluated without an optimizer\n  try: keep what before_evaluation"
     ):
         _ = run.optimizer

@@ -31,11 +31,7 @@ class Run:
         return str(json.loads(self.folder.launch_file.read_text())["launch"])
 
     def diagnose(
-        self,
-        step: int | None,
-        alarm: str = "hang",
-        action: str = "restart",
-        **diagnosis: Any,
+        self, step: int | None, alarm: str = "hang", action: str = "restart", **diagnosis: Any
     ) -> None:
         self.count += 1
         about = {
@@ -97,18 +93,9 @@ def test_three_times_the_same_step_is_enough(run: Run) -> None:
         f"read {run.folder.diagnoses} and fix the cause, then rerun the same command to resume from the newest "
         "checkpoint",
     )
-    run.diagnose(
-        None,
-        alarm="failure",
-        cause="exception",
-        what="the refusal, as a sidecar sees it",
-    )
-    assert tuple(run.start()[0]) == refusal, (
-        "under torchrun, which starts it again all the same"
-    )
-    assert run.start(is_restart=False) == (None, None), (
-        "a new launch begins to count anew"
-    )
+    run.diagnose(None, alarm="failure", cause="exception", what="the refusal, as a sidecar sees it")
+    assert tuple(run.start()[0]) == refusal, "under torchrun, which starts it again all the same"
+    assert run.start(is_restart=False) == (None, None), "a new launch begins to count anew"
     assert run.launch() != first
 
 
@@ -176,21 +163,12 @@ def test_the_time_from_fault_to_step_is_reported(
     with Reporter([events.append], rank=0, host="a") as reporter:
         report_recovery(failure, reporter, step=51)
     (event,) = events
-    assert (
-        event["kind"],
-        event["step"],
-        event["seconds"],
-        event["seconds_to_diagnosis"],
-    ) == (
+    assert (event["kind"], event["step"], event["seconds"], event["seconds_to_diagnosis"]) == (
         "recovered",
         51,
         12.0,
         3.0,
     )
     assert event["lost_steps"] == (None if fault_step is None else fault_step - 50)
-    assert (event["about_rank"], event["about_host"], event["cause"]) == (
-        rank,
-        "b",
-        cause,
-    )
+    assert (event["about_rank"], event["about_host"], event["cause"]) == (rank, "b", cause)
     assert event_line(event) == words

@@ -60,10 +60,7 @@ def test_a_module_hook_that_was_registered_after_the_start_is_not_skipped(
         "optimizer": SGD(model.parameters(), lr=0.1),
     }
     job: Any = SimpleNamespace(
-        ddp=SimpleNamespace(device=torch.device("cpu")),
-        meter=None,
-        group_settings=[{}],
-        **parts,
+        ddp=SimpleNamespace(device=torch.device("cpu")), meter=None, group_settings=[{}], **parts
     )
 
     def inner(step: Step) -> None:

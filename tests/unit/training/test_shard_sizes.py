@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.data.sharding import Sharding
-from drumline.training.between_steps.balance import (
-    choose_sizes,
-    even_sizes,
-    read_record,
-    speed_up,
-)
+from drumline.training.between_steps.balance import choose_sizes, even_sizes, read_record, speed_up
 
 EVEN = (16, 16)
 RECORD = {"sizes": [20, 12], "measure_at": 500, "ranks": [["a", "cpu"], ["b", "cpu"]]}
@@ -23,9 +18,7 @@ RECORD = {"sizes": [20, 12], "measure_at": 500, "ranks": [["a", "cpu"], ["b", "c
 def test_sizes_are_proportional_to_speeds() -> None:
     assert choose_sizes((32, 32), [1.0, 2.0], smallest=1, most=(64, 64)) == (43, 21)
     assert choose_sizes((43, 21), [1.0, 1.0], smallest=1, most=(64, 64)) == (43, 21)
-    assert choose_sizes(
-        (8, 8, 8, 8), [1.0, 1.0, 1.0, 3.0], smallest=2, most=(32,) * 4
-    ) == (
+    assert choose_sizes((8, 8, 8, 8), [1.0, 1.0, 1.0, 3.0], smallest=2, most=(32,) * 4) == (
         10,
         10,
         9,
@@ -35,11 +28,7 @@ def test_sizes_are_proportional_to_speeds() -> None:
     assert choose_sizes((32, 32), [1.0, 2.0], smallest=1, most=(36, 64)) == (36, 28), (
         "memory is the limit"
     )
-    assert choose_sizes((8, 8, 8), [1.0, 90.0, 90.0], smallest=4, most=(24,) * 3) == (
-        16,
-        4,
-        4,
-    )
+    assert choose_sizes((8, 8, 8), [1.0, 90.0, 90.0], smallest=4, most=(24,) * 3) == (16, 4, 4)
 
 
 def test_how_much_faster_steps_become() -> None:
@@ -49,9 +38,7 @@ def test_how_much_faster_steps_become() -> None:
 
 
 @given(
-    st.lists(
-        st.tuples(st.integers(1, 60), st.floats(0.001, 10.0)), min_size=1, max_size=9
-    ),
+    st.lists(st.tuples(st.integers(1, 60), st.floats(0.001, 10.0)), min_size=1, max_size=9),
     st.data(),
 )
 def test_the_global_batch_stays_the_same(
@@ -63,8 +50,7 @@ def test_the_global_batch_stays_the_same(
     chosen = choose_sizes(sizes, seconds, smallest=smallest, most=most)
     assert sum(chosen) == sum(sizes)
     assert all(
-        min(smallest, limit) <= size <= limit
-        for size, limit in zip(chosen, most, strict=True)
+        min(smallest, limit) <= size <= limit for size, limit in zip(chosen, most, strict=True)
     )
 
 

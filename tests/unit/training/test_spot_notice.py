@@ -33,13 +33,8 @@ class Metadata(BaseHTTPRequestHandler):
         self._answer(200 if self.server.gives_tokens else 403, TOKEN)
 
     def do_GET(self) -> None:
-        self.server.asked.append(
-            ("GET", self.path, self.headers["X-aws-ec2-metadata-token"])
-        )
-        if (
-            self.server.gives_tokens
-            and self.headers["X-aws-ec2-metadata-token"] != TOKEN
-        ):
+        self.server.asked.append(("GET", self.path, self.headers["X-aws-ec2-metadata-token"]))
+        if self.server.gives_tokens and self.headers["X-aws-ec2-metadata-token"] != TOKEN:
             self._answer(401, "Unauthorized")
         else:
             self._answer(*self.server.says)
@@ -63,9 +58,7 @@ def metadata(*, gives_tokens: bool = False) -> Iterator[Any]:
     server.asked = []
     server.gives_tokens = gives_tokens
     server.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.01}
-    )
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         yield server
@@ -102,8 +95,7 @@ def test_a_web_address(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(path == "/notice?a=b" for _, path, _ in server.asked)
         server.says = (
             200,
-            '{"action": "terminate",\n "time": "2026-11-15T12:00:00Z"}\x1b[2J'
-            + "x" * 9000,
+            '{"action": "terminate",\n "time": "2026-11-15T12:00:00Z"}\x1b[2J' + "x" * 9000,
         )
         words = probe()
         address = f"a notice at http://127.0.0.1:{server.server_port}/notice?a=b: "

@@ -47,9 +47,7 @@ def test_a_rank_counts_from_its_launcher() -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {COMMAND_START: ""}])
-def test_a_rank_that_was_not_told_counts_from_its_own_start(
-    environment: dict[str, str],
-) -> None:
+def test_a_rank_that_was_not_told_counts_from_its_own_start(environment: dict[str, str]) -> None:
     clock = start_clock(environment, is_alone=False)
     assert (clock.began, clock.since) == (process_start(), "rank")
     assert list(clock.parts) == ["python and torch"]

@@ -33,9 +33,7 @@ class Counting(nn.Module):
 
 
 def make_model() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), Counting()
-    )
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), Counting())
 
 
 def forward(model: nn.Module, meter: Meter) -> list[float]:

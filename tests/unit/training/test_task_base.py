@@ -18,15 +18,12 @@ class Empty(Task):
 
 
 @pytest.mark.parametrize(
-    ("method", "arguments"),
-    [("model", ()), ("train_data", ()), ("loss", (nn.Identity(), None))],
+    ("method", "arguments"), [("model", ()), ("train_data", ()), ("loss", (nn.Identity(), None))]
 )
 def test_what_was_forgotten_is_named_with_its_class(
     method: str, arguments: tuple[Any, ...]
 ) -> None:
-    with pytest.raises(
-        UsageError, match=rf"Empty does not define {method}\(\)"
-    ) as caught:
+    with pytest.raises(UsageError, match=rf"Empty does not define {method}\(\)") as caught:
         getattr(Empty(Config()), method)(*arguments)
 
     assert f"add {method}() to Empty: return" in str(caught.value)
@@ -37,12 +34,7 @@ def test_the_rest_has_defaults() -> None:
 
     assert task.eval_data() is None
     assert task.report({"loss": 1.0}) == {"loss": 1.0}
-    assert (
-        task.optimizer(nn.Identity()),
-        task.schedule(0, 9),
-        task.metrics(),
-        task.training,
-    ) == (
+    assert (task.optimizer(nn.Identity()), task.schedule(0, 9), task.metrics(), task.training) == (
         None,
         None,
         {},
@@ -107,9 +99,7 @@ def test_one_number_per_sample_is_no_sum(fields: dict[str, Any], name: str) -> N
         ),
     ],
 )
-def test_a_number_that_left_the_device_is_refused(
-    fields: dict[str, Any], name: str
-) -> None:
+def test_a_number_that_left_the_device_is_refused(fields: dict[str, Any], name: str) -> None:
     with pytest.raises(UsageError, match=rf"Loss\.{name}, not a tensor") as caught:
         Loss(**fields)
 

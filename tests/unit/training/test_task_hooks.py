@@ -87,8 +87,7 @@ def test_a_task_without_hooks_has_none() -> None:
 )
 def test_what_is_no_hook_is_refused(value: Any, what: str) -> None:
     with pytest.raises(
-        UsageError,
-        match=rf"Task.hooks\(\) {what} with every_steps from 1 on\n  try: return a list",
+        UsageError, match=rf"Task.hooks\(\) {what} with every_steps from 1 on\n  try: return a list"
     ):
         hooks_of([value])
 
@@ -98,21 +97,14 @@ def test_an_interval_is_a_number_of_steps(every: Any) -> None:
     hook = Counts()
     hook.every_steps = every
     with pytest.raises(
-        UsageError,
-        match=r"Counts, which is not a drumline\.Hook object with every_steps",
+        UsageError, match=r"Counts, which is not a drumline\.Hook object with every_steps"
     ):
         hooks_of([hook])
 
 
-def test_states_go_to_hooks_of_the_same_class_in_order(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_states_go_to_hooks_of_the_same_class_in_order(caplog: pytest.LogCaptureFixture) -> None:
     saved = some(Counts(1), Forgets(), Counts(2)).capture()
-    assert [entry["name"] for entry in saved.documents["hooks"]] == [
-        "Counts",
-        "Forgets",
-        "Counts",
-    ]
+    assert [entry["name"] for entry in saved.documents["hooks"]] == ["Counts", "Forgets", "Counts"]
     assert list(saved.tensors["hooks"]) == ["0/of/weight/0", "2/of/weight/0"]
     new = some(Forgets(), Counts(), Counts())
     new.restore(saved)
@@ -127,9 +119,7 @@ def test_states_go_to_hooks_of_the_same_class_in_order(
     assert not caplog.records
 
 
-def test_hooks_that_came_since_the_checkpoint_are_named(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_hooks_that_came_since_the_checkpoint_are_named(caplog: pytest.LogCaptureFixture) -> None:
     saved = some(Counts(1), Counts(2)).capture()
     some(Counts()).restore(saved)
     some(Forgets(), Counts()).restore(Snapshot({}, {}))
@@ -139,13 +129,10 @@ def test_hooks_that_came_since_the_checkpoint_are_named(
 
 
 @pytest.mark.parametrize(
-    "document",
-    [[{"name": "Counts"}], [7], 7, [{"name": "Counts", "state": {"tensor": "x"}}]],
+    "document", [[{"name": "Counts"}], [7], 7, [{"name": "Counts", "state": {"tensor": "x"}}]]
 )
 def test_a_damaged_document_is_an_error_of_the_checkpoint(document: Any) -> None:
-    with pytest.raises(
-        CheckpointError, match="the checkpoint's hooks is not what Drumline saves"
-    ):
+    with pytest.raises(CheckpointError, match="the checkpoint's hooks is not what Drumline saves"):
         some(Counts()).restore(Snapshot({}, {"hooks": document}))
 
 
@@ -155,8 +142,7 @@ def test_an_error_names_the_hook() -> None:
         hooks.call("after_step")
     assert caught.value.__notes__ == ["in the hook Raises.after_step()"]
     with pytest.raises(
-        UsageError,
-        match=r"the hook Raises.start\(\): there is no batch\n  try: give one",
+        UsageError, match=r"the hook Raises.start\(\): there is no batch\n  try: give one"
     ):
         hooks.call("start")
     with pytest.raises(
@@ -190,9 +176,7 @@ def test_the_task_logs_in_hooks_only() -> None:
     hooks.run._report = lambda kind, **fields: events.append((kind, fields))
     hooks.update(step=3, epoch=1, metrics={})
     hooks.call("after_step")
-    assert events == [
-        ("logged", {"step": 3, "name": "size", "type": "scalar", "value": 3})
-    ]
+    assert events == [("logged", {"step": 3, "name": "size", "type": "scalar", "value": 3})]
     with pytest.raises(
         UsageError,
         match=r"Task.log\(\) was called outside a hook\n  try: in loss\(\) and on_device\(\)",

@@ -35,9 +35,7 @@ def test_a_task_of_a_package() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(
-        UsageError, match="no task 'digit'; did you mean 'digits'"
-    ) as caught:
+    with pytest.raises(UsageError, match="no task 'digit'; did you mean 'digits'") as caught:
         load_task("digit")
 
     assert "path/to/file.py:ClassName" in str(caught.value)
@@ -49,9 +47,7 @@ def test_a_typo_is_answered_with_a_task_of_the_file(tmp_path: Path) -> None:
         "from torch.utils.data import Dataset\nfrom drumline import Task\n"
         "class SpiralData(Dataset):\n    pass\nclass Spirals(Task):\n    pass\n"
     )
-    with pytest.raises(
-        UsageError, match="has no class 'SpiralDat'; did you mean 'SpiralData'"
-    ):
+    with pytest.raises(UsageError, match="has no class 'SpiralDat'; did you mean 'SpiralData'"):
         load_task(f"{file}:SpiralDat")
 
 
@@ -62,9 +58,7 @@ def test_a_class_that_is_no_task_is_refused() -> None:
     assert "class Counter(drumline.Task)" in str(caught.value)
 
 
-def test_a_task_that_cannot_be_made_from_the_settings_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_task_that_cannot_be_made_from_the_settings_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "own_constructed_task.py"
     file.write_text(
         "from drumline import Task\n"

@@ -65,12 +65,7 @@ def test_what_is_not_known_is_none(clock: Clock) -> None:
     throughput.count(10)
     clock.now += 1.0
     speed = throughput.lap(waited_s=0.0)
-    assert (
-        speed.tokens_per_s,
-        speed.tflop_per_s,
-        speed.mfu,
-        speed.communication_share,
-    ) == (
+    assert (speed.tokens_per_s, speed.tflop_per_s, speed.mfu, speed.communication_share) == (
         None,
         None,
         None,
@@ -110,24 +105,18 @@ def test_exposed_communication_is_a_share_of_the_time_in_which_it_was_measured(
         throughput.count(1)
         throughput.count(1)
         clock.now += 2.0
-        shares.append(
-            throughput.lap(waited_s=0.0, measured=measured).communication_share
-        )
+        shares.append(throughput.lap(waited_s=0.0, measured=measured).communication_share)
     assert shares == [None, pytest.approx(0.1), pytest.approx(0.3)]
     assert throughput.steady().communication_share == pytest.approx(0.2)
 
 
-def test_a_measured_step_that_took_longer_than_the_others_has_its_own_share(
-    clock: Clock,
-) -> None:
+def test_a_measured_step_that_took_longer_than_the_others_has_its_own_share(clock: Clock) -> None:
     throughput = Throughput()
     throughput.start()
     for _ in range(10):
         throughput.count(1)
     clock.now += 2.0
-    speed = throughput.lap(
-        waited_s=0.5, measured=DdpStepTimes(exposed_s=9.0, computing_s=3.0)
-    )
+    speed = throughput.lap(waited_s=0.5, measured=DdpStepTimes(exposed_s=9.0, computing_s=3.0))
     assert (speed.data_share, speed.communication_share) == (0.25, 0.75 * 0.75)
 
 
@@ -149,9 +138,7 @@ def test_the_parts_of_the_time_are_disjoint(clock: Clock) -> None:
         measured = DdpStepTimes(
             numbers.choice([0.0, 1e-4, 0.5, 60.0]), numbers.choice([0.0, 1e-3, 1.0])
         )
-        speed = throughput.lap(
-            waited_s=waited_s, measured=numbers.choice([measured, None])
-        )
+        speed = throughput.lap(waited_s=waited_s, measured=numbers.choice([measured, None]))
         total = throughput.steady()
         for part in (speed, total):
             assert part.data_share >= 0
@@ -159,9 +146,7 @@ def test_the_parts_of_the_time_are_disjoint(clock: Clock) -> None:
             assert part.data_share + (part.communication_share or 0.0) <= 1.0
 
 
-def test_the_steady_speed_has_no_first_step_and_nothing_that_was_compiled(
-    clock: Clock,
-) -> None:
+def test_the_steady_speed_has_no_first_step_and_nothing_that_was_compiled(clock: Clock) -> None:
     throughput = Throughput()
     throughput.model_flops = ModelFlops(
         total=10**12, num_samples=1, num_tokens=10, arithmetic="float32"
@@ -186,11 +171,7 @@ def test_the_steady_speed_has_no_first_step_and_nothing_that_was_compiled(
     clock.now += 1.0
     throughput.lap(waited_s=90.5, tokens=500.0)
     steady = throughput.steady()
-    assert (steady.samples_per_s, steady.tokens_per_s, steady.tflop_per_s) == (
-        10.0,
-        150.0,
-        15.0,
-    )
+    assert (steady.samples_per_s, steady.tokens_per_s, steady.tflop_per_s) == (10.0, 150.0, 15.0)
     assert steady.data_share == 0.25
 
 
@@ -205,18 +186,14 @@ def test_a_run_of_one_step_has_the_speed_of_that_step(clock: Clock) -> None:
 
 
 def test_a_gpu_that_ranks_share_counts_once() -> None:
-    def rank(
-        host: str, gpu: str | None, device: str = "NVIDIA H200"
-    ) -> dict[str, str | None]:
+    def rank(host: str, gpu: str | None, device: str = "NVIDIA H200") -> dict[str, str | None]:
         return {"host": host, "gpu": gpu, "device": device}
 
     assert total_peak(
         [rank("a", "1"), rank("a", "1"), rank("b", "1")], "bfloat16"
     ) == pytest.approx(2 * 989.4)
-    assert total_peak(
-        [rank("a", "1"), rank("a", "2", "NVIDIA A10")], "bfloat16"
-    ) == pytest.approx(1114.4)
-    assert (
-        total_peak([rank("a", "1"), rank("a", "2", "unheard of")], "bfloat16") is None
+    assert total_peak([rank("a", "1"), rank("a", "2", "NVIDIA A10")], "bfloat16") == pytest.approx(
+        1114.4
     )
+    assert total_peak([rank("a", "1"), rank("a", "2", "unheard of")], "bfloat16") is None
     assert total_peak([rank("a", None, "aarch64")], "float32") is None

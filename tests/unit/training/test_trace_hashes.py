@@ -39,10 +39,7 @@ def test_a_tensor_is_its_bits_its_type_and_its_shape() -> None:
     numbers = torch.arange(6, dtype=torch.float32)
     hash_of_copy = hash_tensor(numbers.clone())
     assert hash_tensor(numbers) == hash_of_copy
-    assert (
-        hash_tensor(numbers.reshape(2, 3).t().contiguous().t().reshape(-1))
-        == hash_of_copy
-    )
+    assert hash_tensor(numbers.reshape(2, 3).t().contiguous().t().reshape(-1)) == hash_of_copy
     variants = [
         numbers.reshape(2, 3),
         numbers.double(),
@@ -51,21 +48,13 @@ def test_a_tensor_is_its_bits_its_type_and_its_shape() -> None:
         numbers[:5],
     ]
     assert len({hash_of_copy, *map(hash_tensor, variants)}) == len(variants) + 1
-    assert hash_tensor(torch.tensor(float("nan"))) == hash_tensor(
-        torch.tensor(float("nan"))
-    )
-    assert hash_tensor(torch.eye(2).to_sparse()) == hash_tensor(
-        torch.eye(2).to_sparse()
-    )
+    assert hash_tensor(torch.tensor(float("nan"))) == hash_tensor(torch.tensor(float("nan")))
+    assert hash_tensor(torch.eye(2).to_sparse()) == hash_tensor(torch.eye(2).to_sparse())
     assert hash_tensor(torch.zeros(0)) != hash_tensor(torch.zeros(()))
 
 
 def test_a_document_is_what_it_holds() -> None:
-    assert (
-        hash_json({"a": 1, "b": 2})
-        == hash_json({"b": 2, "a": 1})
-        != hash_json({"a": 1, "b": 3})
-    )
+    assert hash_json({"a": 1, "b": 2}) == hash_json({"b": 2, "a": 1}) != hash_json({"a": 1, "b": 3})
 
 
 @pytest.mark.parametrize(
@@ -108,7 +97,4 @@ def test_what_is_not_of_a_sample_is_hashed_once() -> None:
         assert changed[0] == samples, name
         assert changed[1] != rest, name
     assert hash_samples({"x": Plain()}, 2)[1] == hash_samples({"x": Plain()}, 2)[1]
-    assert (
-        hash_samples(np.array(["a", "b"]), 2)[1]
-        != hash_samples(np.array(["a", "c"]), 2)[1]
-    )
+    assert hash_samples(np.array(["a", "b"]), 2)[1] != hash_samples(np.array(["a", "c"]), 2)[1]

@@ -72,9 +72,7 @@ def test_each_is_named_once_with_what_to_use_instead() -> None:
     )
     assert "write train_data()" in sentences[3]
     assert "write eval_data()" in sentences[4]
-    assert sentences[5].endswith(
-        "write a drumline.Hook and list it in hooks() (docs/hooks.md)"
-    )
+    assert sentences[5].endswith("write a drumline.Hook and list it in hooks() (docs/hooks.md)")
 
 
 def test_those_of_a_base_class_are_named_too_and_super_is_no_use() -> None:

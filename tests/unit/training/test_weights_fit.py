@@ -104,9 +104,7 @@ def test_a_file_a_link_to_it_and_folders_are_read(tmp_path: Path) -> None:
 
 
 def save_in_shards(folder: Path, tensors: dict[str, Tensor], files: list[str]) -> None:
-    weight_map = {
-        name: files[number % len(files)] for number, name in enumerate(tensors)
-    }
+    weight_map = {name: files[number % len(files)] for number, name in enumerate(tensors)}
     for file in files:
         save_file(
             {name: tensors[name] for name in tensors if weight_map[name] == file},
@@ -119,17 +117,14 @@ def save_in_shards(folder: Path, tensors: dict[str, Tensor], files: list[str]) -
 def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
     saved = without("head.weight")
     save_in_shards(
-        tmp_path,
-        saved,
-        ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+        tmp_path, saved, ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     )
     tensors = read_weights(tmp_path)[1]
     assert tensors.keys() == saved.keys()
     assert all(torch.equal(tensor, saved[name]) for name, tensor in tensors.items())
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(
-        UsageError,
-        match=r"model-00002-of-00002\.safetensors cannot be read: No such file",
+        UsageError, match=r"model-00002-of-00002\.safetensors cannot be read: No such file"
     ):
         read_weights(tmp_path)
 
@@ -162,16 +157,13 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "cut.safetensors"
     save_file(without("head.weight"), file)
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(
-        UsageError, match=r"cut\.safetensors is not a complete safetensors file: "
-    ):
+    with pytest.raises(UsageError, match=r"cut\.safetensors is not a complete safetensors file: "):
         read_weights(file)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError,
-        match=r"there is no file or folder .*nowhere \(looked in .*\)\n  try: give a",
+        UsageError, match=r"there is no file or folder .*nowhere \(looked in .*\)\n  try: give a"
     ):
         read_weights(tmp_path / "nowhere")
     with pytest.raises(
@@ -186,16 +178,13 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["my $(weights).pt", "pytorch_model.bin", "disguised.safetensors", "legacy.pth"],
+    "name", ["my $(weights).pt", "pytorch_model.bin", "disguised.safetensors", "legacy.pth"]
 )
 def test_a_pickle_is_refused_and_the_command_in_the_message_converts_it(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save(
-        Tied().state_dict(), name, _use_new_zipfile_serialization=name != "legacy.pth"
-    )
+    torch.save(Tied().state_dict(), name, _use_new_zipfile_serialization=name != "legacy.pth")
     with pytest.raises(UsageError) as refused:
         read_weights(Path(name))
     assert refused.value.what.startswith(
@@ -210,12 +199,8 @@ def test_a_pickle_is_refused_and_the_command_in_the_message_converts_it(
         assert program == "python"
         monkeypatch.setattr(sys, "argv", arguments)
         exec(arguments[0])
-        assert refused.value.next_step.endswith(
-            " 'my $(weights).pt' 'my $(weights).safetensors'"
-        )
-        assert (
-            load_file("my $(weights).safetensors").keys() == Tied().state_dict().keys()
-        )
+        assert refused.value.next_step.endswith(" 'my $(weights).pt' 'my $(weights).safetensors'")
+        assert load_file("my $(weights).safetensors").keys() == Tied().state_dict().keys()
         with pytest.raises(
             UsageError, match=r"try: name the file: .*my \$\(weights\)\.safetensors"
         ):

@@ -63,15 +63,10 @@ class SimulatedRun:
         for number in range(1, int(self.seconds / every_s)):
             now = number * every_s
             observed_at = {host: max(0.0, now - lag_s(host)) for host in hosts}
-            ranks = [
-                self._facts(rank, observed_at[host])
-                for rank, host in enumerate(self.hosts)
-            ]
+            ranks = [self._facts(rank, observed_at[host]) for rank, host in enumerate(self.hosts)]
             nodes = [
                 NodeState(
-                    node=node,
-                    host=host,
-                    ranks=tuple(rank for rank in ranks if rank.host == host),
+                    node=node, host=host, ranks=tuple(rank for rank in ranks if rank.host == host)
                 )
                 for node, host in enumerate(hosts)
             ]
@@ -105,9 +100,7 @@ class SimulatedRun:
         )
 
 
-def _spent_until(
-    marks: Sequence[tuple[float, Phase, int]],
-) -> Iterator[tuple[float, ...]]:
+def _spent_until(marks: Sequence[tuple[float, Phase, int]]) -> Iterator[tuple[float, ...]]:
     """At each mark: by phase, all that went before it."""
     spent = [0.0] * len(Phase)
     yield tuple(spent)

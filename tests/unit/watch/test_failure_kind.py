@@ -28,28 +28,17 @@ def full_disk() -> CheckpointError:
     [
         (KeyboardInterrupt(), FailureKind.INTERRUPTED),
         (RuntimeError(CLOSED.partition(": ")[2]), FailureKind.LOST_PEER),
-        (
-            RuntimeError("NCCL error: ncclRemoteError: A call failed"),
-            FailureKind.LOST_PEER,
-        ),
+        (RuntimeError("NCCL error: ncclRemoteError: A call failed"), FailureKind.LOST_PEER),
         (DistNetworkError("any text"), FailureKind.LOST_PEER),
         (DistStoreError("any text"), FailureKind.LOST_PEER),
         # A dataset's own connection, and the second line of a text.
-        (
-            ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
-            FailureKind.OTHER,
-        ),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), FailureKind.OTHER),
         (RuntimeError("mine\nConnection reset by peer"), FailureKind.OTHER),
         (
-            RuntimeError(
-                "[gloo/transport/tcp/pair.cc] op.preamble.length <= op.nbytes. 8 vs 4"
-            ),
+            RuntimeError("[gloo/transport/tcp/pair.cc] op.preamble.length <= op.nbytes. 8 vs 4"),
             FailureKind.MISMATCH,
         ),
-        (
-            RuntimeError("Detected mismatch between collectives on ranks"),
-            FailureKind.MISMATCH,
-        ),
+        (RuntimeError("Detected mismatch between collectives on ranks"), FailureKind.MISMATCH),
         (OSError(errno.ENOSPC, "any text"), FailureKind.DISK_FULL),
         (OSError(errno.EDQUOT, "any text"), FailureKind.DISK_FULL),
         (full_disk(), FailureKind.DISK_FULL),

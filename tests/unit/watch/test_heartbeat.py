@@ -36,12 +36,7 @@ def test_a_record_says_where_its_rank_is(tmp_path: Path) -> None:
     before = time.monotonic_ns()
     writer = HeartbeatWriter(path, rank=3)
     first = beat_of(path)
-    assert (first.rank, first.pid, first.num_marks, first.step) == (
-        3,
-        os.getpid(),
-        0,
-        0,
-    )
+    assert (first.rank, first.pid, first.num_marks, first.step) == (3, os.getpid(), 0, 0)
     assert (first.phase, first.failure) == (Phase.START, "")
     assert first.since_ns == pytest.approx(before, abs=2e9)
     writer.begin_step(812)
@@ -68,21 +63,14 @@ def test_a_record_says_where_its_rank_is(tmp_path: Path) -> None:
     assert moved.moved_ns == pytest.approx(before, abs=2e9)
 
 
-def test_marks_of_the_compiler_show_their_phase_and_are_not_counted(
-    tmp_path: Path,
-) -> None:
+def test_marks_of_the_compiler_show_their_phase_and_are_not_counted(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
     writer = HeartbeatWriter(path)
     writer.begin_step(7)
     writer.mark(Phase.USER)
     writer.mark(Phase.COMPILE, 0)
     time.sleep(0.01)
-    assert (
-        writer.phase,
-        writer.step,
-        beat_of(path).phase,
-        beat_of(path).num_marks,
-    ) == (
+    assert (writer.phase, writer.step, beat_of(path).phase, beat_of(path).num_marks) == (
         12,
         7,
         Phase.COMPILE,
@@ -93,9 +81,7 @@ def test_marks_of_the_compiler_show_their_phase_and_are_not_counted(
     assert beat_of(path).spent_ns[Phase.COMPILE] >= 0.01e9
 
 
-def test_time_is_counted_by_phase_and_tells_when_the_present_one_began(
-    tmp_path: Path,
-) -> None:
+def test_time_is_counted_by_phase_and_tells_when_the_present_one_began(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
     begun = time.monotonic_ns()
     writer = HeartbeatWriter(path)
@@ -132,10 +118,7 @@ def test_the_last_error_is_kept(tmp_path: Path, said: str, read: str) -> None:
     writer.fail(said)
     writer.mark(Phase.LEFT)
     writer.fail("an error in cleaning up")
-    assert (
-        beat_of(tmp_path / "heartbeat").phase,
-        beat_of(tmp_path / "heartbeat").failure,
-    ) == (
+    assert (beat_of(tmp_path / "heartbeat").phase, beat_of(tmp_path / "heartbeat").failure) == (
         Phase.FAILED,
         read,
     )
@@ -155,14 +138,10 @@ def test_what_is_no_record_is_none(tmp_path: Path) -> None:
         "longer": whole + b"\0",
         "another magic": with_word(0, struct.pack("Q", MAGIC + 1)),
         "not yet begun": bytes(SIZE),
-        "a phase that nobody knows": with_word(
-            heartbeat._NOW, struct.pack("Q", len(Phase))
-        ),
+        "a phase that nobody knows": with_word(heartbeat._NOW, struct.pack("Q", len(Phase))),
         "noise": struct.pack("Q", MAGIC) + b"\xff" * (SIZE - 8),
         **{
-            f"{value} s in a phase": with_word(
-                heartbeat._SPENT, struct.pack("d", value)
-            )
+            f"{value} s in a phase": with_word(heartbeat._SPENT, struct.pack("d", value))
             for value in (float("nan"), float("inf"), 1e308)
         },
     }
@@ -189,13 +168,10 @@ while True:
 """
 
 
-def test_a_reader_is_never_misled_by_a_rank_that_marks_without_a_pause(
-    tmp_path: Path,
-) -> None:
+def test_a_reader_is_never_misled_by_a_rank_that_marks_without_a_pause(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
     with subprocess.Popen(
-        [sys.executable, "-c", WRITES_WITHOUT_A_PAUSE, str(path)],
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", WRITES_WITHOUT_A_PAUSE, str(path)], stdout=subprocess.PIPE
     ) as rank:
         try:
             assert rank.stdout is not None
@@ -252,12 +228,7 @@ def test_a_forked_child_does_not_write_the_ranks_heartbeat(tmp_path: Path) -> No
     path = tmp_path / "heartbeat"
     subprocess.run([sys.executable, "-c", FORK, str(path)], check=True)
     beat = beat_of(path)
-    assert (beat.phase, beat.step, beat.num_marks, beat.failure) == (
-        Phase.USER,
-        3,
-        1,
-        "",
-    )
+    assert (beat.phase, beat.step, beat.num_marks, beat.failure) == (Phase.USER, 3, 1, "")
 
 
 def test_a_record_has_its_memory_from_the_start(tmp_path: Path) -> None:
@@ -279,11 +250,7 @@ def test_a_record_has_how_long_the_last_steps_took(tmp_path: Path) -> None:
     last = heartbeat.KEPT_STEPS + 9
     assert list(times) == list(range(10, last)), "older ones are overwritten"
     assert sum(times.values()) == pytest.approx(begins_s[last] - begins_s[10], abs=1e-3)
-    assert [step for step, _ in record.step_s(last - 3)] == [
-        last - 3,
-        last - 2,
-        last - 1,
-    ]
+    assert [step for step, _ in record.step_s(last - 3)] == [last - 3, last - 2, last - 1]
 
 
 def test_an_evaluation_or_a_save_is_no_part_of_a_step(tmp_path: Path) -> None:

@@ -12,15 +12,7 @@ import pytest
 import yaml
 
 from drumline.watch.sidecar.prometheus_metrics import METRICS
-from tests.metrics_pages import (
-    DASHBOARD,
-    PAGE,
-    RULES,
-    dashboard,
-    metrics_in,
-    page,
-    rules,
-)
+from tests.metrics_pages import DASHBOARD, PAGE, RULES, dashboard, metrics_in, page, rules
 
 MADE_BY = "make metrics"
 
@@ -109,7 +101,5 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path: Path) -> None:
         ("check", "config", "--syntax-only", RULES.with_name("prometheus.yml")),
         ("test", "rules", cases),
     ):
-        done = subprocess.run(
-            ["promtool", *words], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(["promtool", *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

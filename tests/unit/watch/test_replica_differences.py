@@ -9,9 +9,7 @@ import pytest
 from drumline.watch.replica_differences import find_difference
 
 
-def holdings(
-    *hashes: tuple[int, ...], kinds: dict[int, str] | None = None
-) -> list[dict[str, Any]]:
+def holdings(*hashes: tuple[int, ...], kinds: dict[int, str] | None = None) -> list[dict[str, Any]]:
     """Ranks on hosts of their own that hold tensors t0, t1, ... with these hashes."""
     return [
         {
@@ -66,9 +64,7 @@ def test_the_sentence(
 
 
 def test_many_ranks_are_not_all_named() -> None:
-    sentence = find_difference(
-        holdings(*[(rank < 12,) for rank in range(30)])
-    ).sentence(7, 1)
+    sentence = find_difference(holdings(*[(rank < 12,) for rank in range(30)])).sentence(7, 1)
     hosts = "node-0, node-1, node-10, node-11 and 8 more"
     assert f"ranks 0-11 ({hosts}) differ from the other 18 ranks" in sentence
 
@@ -93,12 +89,8 @@ def test_the_minority_is_suspected(
     assert difference.same_kinds
 
 
-def test_tensors_of_another_kind_or_missing_ones_are_distinguished_from_different_values() -> (
-    None
-):
-    assert not find_difference(
-        holdings((1, 2), (1, 2), kinds={1: "float16 [3]"})
-    ).same_kinds
+def test_tensors_of_another_kind_or_missing_ones_are_distinguished_from_different_values() -> None:
+    assert not find_difference(holdings((1, 2), (1, 2), kinds={1: "float16 [3]"})).same_kinds
     missing = find_difference(holdings((1, 2), (1,), (1, 2)))
     assert not missing.same_kinds
     assert missing.tensors == ["t1"]

@@ -11,30 +11,18 @@ import pytest
 
 from drumline.base.untrusted import from_json
 from drumline.parallel.scripts.script_recorder import arguments_by_name, script_facts
-from drumline.watch.cluster_state import (
-    LoaderReport,
-    ModuleHashes,
-    ModuleReport,
-    ScriptReport,
-)
+from drumline.watch.cluster_state import LoaderReport, ModuleHashes, ModuleReport, ScriptReport
 from drumline.watch.script_differences import ScriptComparison, is_own_value
 
 HOSTS = ("a", "a", "b", "b")
 
 
 def report(rank: int, **content: Any) -> ScriptReport:
-    owner = {
-        "host": HOSTS[rank],
-        "rank": rank,
-        "local_rank": rank % 2,
-        "node_rank": rank // 2,
-    }
+    owner = {"host": HOSTS[rank], "rank": rank, "local_rank": rank % 2, "node_rank": rank // 2}
     return ScriptReport(owner=owner, **content)
 
 
-def sentences(
-    reports: list[ScriptReport], comparison: ScriptComparison | None = None
-) -> list[str]:
+def sentences(reports: list[ScriptReport], comparison: ScriptComparison | None = None) -> list[str]:
     """As of reports that have gone over the wire."""
     sent = {
         rank: from_json(ScriptReport, json.loads(json.dumps(asdict(rank_report))))
@@ -48,8 +36,7 @@ def sentences(
 
 def hashes(value: int, **settings: Any) -> ModuleHashes:
     return ModuleHashes(
-        tensors={"w": ("float32 [2]", 7), "b": ("float32 [1]", value)},
-        settings=settings,
+        tensors={"w": ("float32 [2]", 7), "b": ("float32 [1]", value)}, settings=settings
     )
 
 
@@ -60,17 +47,7 @@ def module(
 
 
 def test_words_have_names() -> None:
-    words = [
-        "--lr",
-        "0.1",
-        "--shift",
-        "-0.5",
-        "--amp",
-        "--seed=3",
-        "data",
-        "model.depth=4",
-        "-v",
-    ]
+    words = ["--lr", "0.1", "--shift", "-0.5", "--amp", "--seed=3", "data", "model.depth=4", "-v"]
     assert arguments_by_name(words) == {
         "--lr": "0.1",
         "--shift": "-0.5",
@@ -131,9 +108,7 @@ def test_who_a_rank_is_is_no_difference(name: str, values: str) -> None:
     ],
 )
 def test_what_changes_the_training_is_a_difference(name: str, values: str) -> None:
-    assert not is_own_value(
-        name, values.split(), [report(rank).owner for rank in range(4)]
-    )
+    assert not is_own_value(name, values.split(), [report(rank).owner for rank in range(4)])
 
 
 def test_facts_are_one_warning() -> None:
@@ -171,10 +146,7 @@ def test_a_secret_is_compared_and_never_shown(name: str) -> None:
     for rank, value in enumerate(["hunter2", "hunter2", "hunter3", "hunter2"]):
         reports.append(
             report(
-                rank,
-                facts={
-                    "arguments": script_facts({name: value, "--lr": "0.1"})["arguments"]
-                },
+                rank, facts={"arguments": script_facts({name: value, "--lr": "0.1"})["arguments"]}
             )
         )
     assert "hunter" not in json.dumps([asdict(rank_report) for rank_report in reports])
@@ -202,15 +174,11 @@ def test_what_is_no_secret_is_shown(name: str) -> None:
         ([(50, 800), None], None),
     ],
 )
-def test_loaders(
-    loaders: list[tuple[int | None, int | None] | None], what: str | None
-) -> None:
+def test_loaders(loaders: list[tuple[int | None, int | None] | None], what: str | None) -> None:
     reports = [
         report(
             rank,
-            loaders={
-                "train.py:42": LoaderReport(batches=content[0], samples=content[1])
-            }
+            loaders={"train.py:42": LoaderReport(batches=content[0], samples=content[1])}
             if content
             else {},
         )
@@ -230,17 +198,12 @@ def test_replicas_that_drift_are_named_with_the_setting_that_differs() -> None:
 
     def look(*steps: dict[int, ModuleHashes]) -> list[str]:
         return sentences(
-            [
-                report(rank, modules=module(content))
-                for rank, content in enumerate(steps)
-            ],
+            [report(rank, modules=module(content)) for rank, content in enumerate(steps)],
             comparison,
         )
 
     assert look({0: hashes(1)}, {0: hashes(1)}) == []
-    assert look({0: hashes(1), 1: hashes(2)}, {0: hashes(1)}) == [], (
-        "rank 1 is not there yet"
-    )
+    assert look({0: hashes(1), 1: hashes(2)}, {0: hashes(1)}) == [], "rank 1 is not there yet"
     drifted = {1: hashes(3, lr=0.2), 10: hashes(4)}
     assert look({1: hashes(2, lr=0.1)}, drifted) == [
         "warning: DDP module Net: the replicas differ at step 1: rank 0 (a) and rank 1 (a) differ in b, and no "

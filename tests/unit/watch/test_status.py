@@ -52,18 +52,14 @@ def picture(*ranks: RankState, lost: tuple[LostNode, ...] = ()) -> ClusterState:
     return ClusterState(me=0, nodes=tuple(nodes), lost=lost)
 
 
-def status(
-    *ranks: RankState, lost: tuple[LostNode, ...] = (), **options: Any
-) -> dict[str, Any]:
+def status(*ranks: RankState, lost: tuple[LostNode, ...] = (), **options: Any) -> dict[str, Any]:
     size = len(ranks) + sum(len(lost_host.ranks) for lost_host in lost)
     usual = {"now": 1000.0, "world_size": size, "hang_s": 60, "pace": RunPace({}, None)}
     return status_record(picture(*ranks, lost=lost), **{**usual, **options})
 
 
 def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
-    lost_host = LostNode(
-        node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer"
-    )
+    lost_host = LostNode(node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer")
     notices = [Notice("stall", f"stall: {number}") for number in range(7)]
     record = status(
         rank(0),
@@ -76,12 +72,7 @@ def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
     assert read_status_file(file) is None
     file.write_text(json.dumps(record))
     assert read_status_file(file) == record
-    assert (
-        record["leader"],
-        record["world_size"],
-        record["hang_s"],
-        record["has_ended"],
-    ) == (
+    assert (record["leader"], record["world_size"], record["hang_s"], record["has_ended"]) == (
         "node-a",
         4,
         60,
@@ -108,8 +99,7 @@ def test_rates_are_of_the_last_seconds_and_of_this_process() -> None:
     assert rates.update(picture(rank(0, step=0)), 0.0) == {}
     for second in range(1, 31):
         measured = rates.update(
-            picture(rank(0, step=second * 4 if second < 15 else 60 + second)),
-            float(second),
+            picture(rank(0, step=second * 4 if second < 15 else 60 + second)), float(second)
         )
     assert measured[0] == pytest.approx(1.0)
     again = replace(rank(0, step=0), pid=7)
@@ -124,11 +114,7 @@ WAITS = {"phase": Phase.BACKWARD, "age_s": 5.0, "cpu": 0.01, "state": "S"}
     [
         ({}, "trains", RowLevel.GOOD),
         ({"phase": Phase.START, "age_s": 90.0}, "starts", RowLevel.GOOD),
-        (
-            {"phase": Phase.COMPILE, "age_s": 1.0},
-            "compiles, 3 ranks waiting",
-            RowLevel.GOOD,
-        ),
+        ({"phase": Phase.COMPILE, "age_s": 1.0}, "compiles, 3 ranks waiting", RowLevel.GOOD),
         (
             {"phase": Phase.COMPILE, "age_s": 90.0, "cpu": 0.0},
             "compiles, 3 ranks waiting",
@@ -143,11 +129,7 @@ WAITS = {"phase": Phase.BACKWARD, "age_s": 5.0, "cpu": 0.01, "state": "S"}
             RowLevel.SUSPECT,
         ),
         (WAITS, "waits for others", RowLevel.GOOD),
-        (
-            {"phase": Phase.DATA, "age_s": 5.0},
-            "loads data, 3 ranks waiting",
-            RowLevel.SUSPECT,
-        ),
+        ({"phase": Phase.DATA, "age_s": 5.0}, "loads data, 3 ranks waiting", RowLevel.SUSPECT),
         (
             {"phase": Phase.DATA, "age_s": 5.0, "cpu": 0.0},
             "blocked in data, 3 ranks waiting",
@@ -166,41 +148,28 @@ WAITS = {"phase": Phase.BACKWARD, "age_s": 5.0, "cpu": 0.01, "state": "S"}
         ({"exit": -99}, "killed by signal 99", RowLevel.BAD),
         ({"exit": 1}, "exited with code 1", RowLevel.BAD),
         ({"exit": 0}, "done", RowLevel.GOOD),
-        (
-            {"phase": Phase.FAILED, "failure": "KeyError: 7"},
-            "crashed: KeyError: 7",
-            RowLevel.BAD,
-        ),
+        ({"phase": Phase.FAILED, "failure": "KeyError: 7"}, "crashed: KeyError: 7", RowLevel.BAD),
         ({"phase": Phase.LEFT}, "left the loop; others have not", RowLevel.SUSPECT),
     ],
 )
-def test_what_a_rank_does_in_words(
-    facts: dict[str, Any], words: str, level: RowLevel
-) -> None:
-    rows = all_rows(
-        status(rank(0, **WAITS), rank(1, **facts), rank(2, **WAITS), rank(3, **WAITS))
-    )
+def test_what_a_rank_does_in_words(facts: dict[str, Any], words: str, level: RowLevel) -> None:
+    rows = all_rows(status(rank(0, **WAITS), rank(1, **facts), rank(2, **WAITS), rank(3, **WAITS)))
     assert (rows[1].state, rows[1].level) == (words, level)
     assert {row.state for row in (rows[0], *rows[2:])} == {"waits for others"}
 
 
 def test_ranks_that_have_left_and_long_work_that_nobody_waits_for_are_good() -> None:
     assert {
-        row.state
-        for row in all_rows(status(*(rank(n, phase=Phase.LEFT) for n in range(3))))
+        row.state for row in all_rows(status(*(rank(n, phase=Phase.LEFT) for n in range(3))))
     } == {"done"}
     busy = {"phase": Phase.COMPILE, "age_s": 90.0}
-    assert {
-        row.state for row in all_rows(status(rank(0, **busy), rank(1, **busy)))
-    } == {"compiles"}
+    assert {row.state for row in all_rows(status(rank(0, **busy), rank(1, **busy)))} == {"compiles"}
     compiles = all_rows(status(rank(0, age_s=30.0), rank(1, age_s=30.0)))
     assert {(row.state, row.level) for row in compiles} == {("computes", RowLevel.GOOD)}
 
 
 def test_a_lost_host_comes_first() -> None:
-    lost_host = LostNode(
-        node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer"
-    )
+    lost_host = LostNode(node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer")
     record = status(
         rank(0, age_s=120.0),
         rank(1, step=813, age_s=1.5),
@@ -218,8 +187,7 @@ def test_a_lost_host_comes_first() -> None:
         ("1.5 s", "0.12"),
     ]
     assert (
-        summary_line(record)
-        == "step 812-813, 3.1 steps/s: 4 ranks on 2 hosts, 1 needs attention"
+        summary_line(record) == "step 812-813, 3.1 steps/s: 4 ranks on 2 hosts, 1 needs attention"
     )
     assert summary_line(status(rank(0, step=0))) == "step 0: 1 rank on 1 host"
 
@@ -232,8 +200,7 @@ def test_256_ranks_fit_and_the_odd_ones_are_seen(room: int, odd: int) -> None:
         for n in range(256)
     ]
     rows = fitting_rows(
-        status(*ranks, pace=RunPace(dict.fromkeys(range(256), 2.0), None)),
-        max_rows=room,
+        status(*ranks, pace=RunPace(dict.fromkeys(range(256), 2.0), None)), max_rows=room
     )
     assert 0 < len(rows) <= room
     if odd:

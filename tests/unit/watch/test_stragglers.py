@@ -72,11 +72,7 @@ def test_the_slow_one_is_named_once_with_its_phase(
 ) -> None:
     on_two = len(hosts) == 2
     moved: Times = (
-        (
-            lambda straggler, step, phase: times(
-                rank if straggler == 1 else -1, step, phase
-            )
-        )
+        (lambda straggler, step, phase: times(rank if straggler == 1 else -1, step, phase))
         if on_two
         else times
     )
@@ -140,26 +136,18 @@ def test_what_is_near_the_limit_has_to_last() -> None:
         return 2.5 if rank == 1 and phase is Phase.FORWARD and 30 <= step < 80 else 1.0
 
     assert told(for_a_while, steps=300) == []
-    assert [
-        straggler.rank for straggler in told(slow(1, 2.5, Phase.FORWARD), steps=300)
-    ] == [1]
+    assert [straggler.rank for straggler in told(slow(1, 2.5, Phase.FORWARD), steps=300)] == [1]
 
 
-def test_it_is_named_again_when_it_begins_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_is_named_again_when_it_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(rank: int, step: int, phase: Phase) -> float:
-        is_slow = (
-            rank == 3 and phase is Phase.FORWARD and (50 <= step < 120 or step >= 400)
-        )
+        is_slow = rank == 3 and phase is Phase.FORWARD and (50 <= step < 120 or step >= 400)
         return 5.0 if is_slow else 1.0
 
     assert [straggler.rank for straggler in told(twice, steps=500)] == [3]
     monkeypatch.setattr(stragglers_module, "FORGET_S", 5.0)
     assert [straggler.rank for straggler in told(twice, steps=500)] == [3, 3]
-    assert [
-        straggler.rank for straggler in told(slow(3, 5.0, Phase.FORWARD), steps=500)
-    ] == [3]
+    assert [straggler.rank for straggler in told(slow(3, 5.0, Phase.FORWARD), steps=500)] == [3]
 
 
 def test_hosts_of_which_the_news_is_late_are_compared_all_the_same() -> None:
@@ -170,9 +158,7 @@ def test_hosts_of_which_the_news_is_late_are_compared_all_the_same() -> None:
             # so that now and then there is no news at all
             return chance.uniform(0.0, 0.6)
 
-        slow_one = SimulatedRun(
-            FOUR, lambda r, s, p: USUAL[p] * (5 if r == 3 else 1), 100
-        )
+        slow_one = SimulatedRun(FOUR, lambda r, s, p: USUAL[p] * (5 if r == 3 else 1), 100)
         stragglers = Stragglers(2.0)
         reported = [
             straggler
@@ -190,14 +176,10 @@ def test_hosts_of_which_the_news_is_late_are_compared_all_the_same() -> None:
 
 
 def test_it_is_named_within_seconds() -> None:
-    run = SimulatedRun(
-        FOUR, lambda r, s, p: USUAL[p] * (5 if r == 3 and s >= 40 else 1), 120
-    )
+    run = SimulatedRun(FOUR, lambda r, s, p: USUAL[p] * (5 if r == 3 and s >= 40 else 1), 120)
     began = next(time for time, phase, step in run.marks[3] if step == 40)
     stragglers = Stragglers(2.0)
-    named = next(
-        now for now, picture in run.pictures() if stragglers.observe(picture, now)
-    )
+    named = next(now for now, picture in run.pictures() if stragglers.observe(picture, now))
     assert named - began < 8
 
 
@@ -228,19 +210,14 @@ def test_nobody_is_named_for_nothing(times: Times, options: dict[str, int]) -> N
 @example(seed=1325, noise=0.07084109439990632, ranks=5)
 @example(seed=1898, noise=0.15697211157185303, ranks=2)
 @given(seed=st.integers(0, 2**32), noise=st.floats(0, 1.5), ranks=st.integers(2, 6))
-def test_a_loaded_machine_makes_no_stragglers(
-    seed: int, noise: float, ranks: int
-) -> None:
+def test_a_loaded_machine_makes_no_stragglers(seed: int, noise: float, ranks: int) -> None:
     """Every phase of every step is longer by chance, some of them much."""
     chance = random.Random(seed)
 
     def times(rank: int, step: int, phase: Phase) -> float:
         return 1 + chance.expovariate(1) * noise + (20 if chance.random() < 0.01 else 0)
 
-    assert (
-        told(times, hosts=[f"node-{rank % 2}" for rank in range(ranks)], steps=120)
-        == []
-    )
+    assert told(times, hosts=[f"node-{rank % 2}" for rank in range(ranks)], steps=120) == []
 
 
 def test_a_restarted_job_is_followed_from_its_start() -> None:
@@ -250,19 +227,14 @@ def test_a_restarted_job_is_followed_from_its_start() -> None:
 
     def restarted(picture: ClusterState) -> ClusterState:
         nodes = [
-            replace(
-                node,
-                ranks=tuple(replace(rank, pid=rank.pid + 50) for rank in node.ranks),
-            )
+            replace(node, ranks=tuple(replace(rank, pid=rank.pid + 50) for rank in node.ranks))
             for node in picture.nodes
         ]
         return replace(picture, nodes=tuple(nodes))
 
     half = len(pictures) // 4
     assert [
-        straggler
-        for picture in pictures[:half]
-        for straggler in stragglers.observe(picture, 0)
+        straggler for picture in pictures[:half] for straggler in stragglers.observe(picture, 0)
     ] == []
     # a host is not heard
     fewer = replace(pictures[half], nodes=pictures[half].nodes[:1])
@@ -280,20 +252,14 @@ def test_a_restarted_job_is_followed_from_its_start() -> None:
 
 
 def test_the_sentence() -> None:
-    named = SlowPhase(Phase.FORWARD, TimeAgainstPeers(0.412, 0.081)).straggler(
-        "node-b", 3
-    )
+    named = SlowPhase(Phase.FORWARD, TimeAgainstPeers(0.412, 0.081)).straggler("node-b", 3)
     assert named.sentence == (
         "straggler: rank 3 on node-b takes 5.1x as long as its peers in forward (412 ms per step, peers 81 ms), which "
         "costs the run 0.33 s per step. Try: check what else runs on node-b, its clock speed and temperature; "
         "drumline doctor compares hosts"
     )
-    data = (
-        SlowPhase(Phase.DATA, TimeAgainstPeers(0.5, 0.0004)).straggler("b", 1).sentence
-    )
-    assert (
-        "takes over 100x as long as its peers in data (500 ms per step, peers" in data
-    )
+    data = SlowPhase(Phase.DATA, TimeAgainstPeers(0.5, 0.0004)).straggler("b", 1).sentence
+    assert "takes over 100x as long as its peers in data (500 ms per step, peers" in data
     assert "peers 0.4 ms)" in data
     assert "DataLoader workers (data.workers)" in data
     host_code = SlowPhase(Phase.BETWEEN, TimeAgainstPeers(0.5, 0.1)).straggler("b", 1)

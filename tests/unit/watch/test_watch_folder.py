@@ -35,21 +35,13 @@ def make_watch() -> Iterator[WatchFolder]:
     shutil.rmtree(watch.root)
 
 
-def test_each_start_has_a_folder_and_the_one_before_stays_a_while(
-    watch: WatchFolder,
-) -> None:
+def test_each_start_has_a_folder_and_the_one_before_stays_a_while(watch: WatchFolder) -> None:
     folders = [watch.begin(start) for start in range(3)]
-    assert [folder is not None and folder.exists() for folder in folders] == [
-        False,
-        True,
-        True,
-    ]
+    assert [folder is not None and folder.exists() for folder in folders] == [False, True, True]
     watch.note_exit(3, -9)
     watch.note_exit(3, 0)
     assert watch.current is not None
-    assert (watch.current / "exit-00003").read_text() == "-9\n", (
-        "the first alarm counts"
-    )
+    assert (watch.current / "exit-00003").read_text() == "-9\n", "the first alarm counts"
 
 
 def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
@@ -64,9 +56,7 @@ def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
     ):
         (folder / "diagnosis.json").write_text(text)
         assert watch.diagnosis() is None, text
-    (folder / "diagnosis.json").write_text(
-        json.dumps({**DIAGNOSIS, "action": "report"})
-    )
+    (folder / "diagnosis.json").write_text(json.dumps({**DIAGNOSIS, "action": "report"}))
     assert watch.diagnosis() is None, "that did not end a rank"
     (folder / "diagnosis.json").write_text(json.dumps(DIAGNOSIS))
     diagnosis = watch.diagnosis()
@@ -74,12 +64,7 @@ def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
         "hang", "stop", "hang: rank 1 stands. Try: look", what="rank 1 stands"
     )
     assert (diagnosis.is_hang, diagnosis.is_final) == (True, True)
-    failure = {
-        **DIAGNOSIS,
-        "alarm": "failure",
-        "action": "restart",
-        "was_printed": True,
-    }
+    failure = {**DIAGNOSIS, "alarm": "failure", "action": "restart", "was_printed": True}
     failure["sentence"] = "failure: rank 1 stands. Try: look"
     failure |= {"rank": 1, "host": "b", "is_ranks_error": True}
     (folder / "diagnosis.json").write_text(json.dumps(failure))
@@ -97,9 +82,7 @@ def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
     assert watch.diagnosis() is None, "that of another start is none"
 
 
-def test_a_sidecar_is_waited_for_while_it_lives_and_not_for_long(
-    watch: WatchFolder,
-) -> None:
+def test_a_sidecar_is_waited_for_while_it_lives_and_not_for_long(watch: WatchFolder) -> None:
     folder = watch.begin(0)
     assert folder is not None
     begun = time.monotonic()
@@ -156,9 +139,7 @@ def test_what_a_killed_job_has_left_goes_with_the_next_one(
     strange = tmp_path / "drumline-watch-of-another-version"
     strange.mkdir()
     words = [sys.executable, "-c", LEAVES, str(tmp_path)]
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as job:
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
         left = Path(job.stdout.readline().strip())
         first = WatchFolder("j")

@@ -20,19 +20,7 @@ from drumline.base.untrusted import open_regular
 
 UNREADABLE = -1
 TIME_LIMIT_S = 1.0
-CODE_ENDINGS = (
-    ".py",
-    ".pyx",
-    ".c",
-    ".cc",
-    ".cpp",
-    ".cu",
-    ".cuh",
-    ".h",
-    ".hpp",
-    ".so",
-    ".sh",
-)
+CODE_ENDINGS = (".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".so", ".sh")
 SETTINGS_ENDINGS = (".toml", ".yaml", ".yml", ".json", ".jsonnet", ".cfg", ".ini")
 SKIPPED = {
     "__pycache__",
@@ -63,15 +51,9 @@ def code_facts(folder: Path, *, skip: Collection[Path] = ()) -> dict[str, Any]:
     The first 2,000 files are read; of one over 1 MiB, the first MiB and the size are hashed."""
     skipped = {str(path.resolve()) for path in skip}
     entries = files_below(folder, enters=lambda below: _is_code_folder(below, skipped))
-    code = (
-        entry
-        for entry in entries
-        if entry.name.endswith(CODE_ENDINGS + SETTINGS_ENDINGS)
-    )
+    code = (entry for entry in entries if entry.name.endswith(CODE_ENDINGS + SETTINGS_ENDINGS))
     try:
-        files = {
-            entry.name: _code_hash(entry) for entry in _in_time(code, MAX_CODE_FILES)
-        }
+        files = {entry.name: _code_hash(entry) for entry in _in_time(code, MAX_CODE_FILES)}
     except TimeoutError:
         return {"folder": str(folder), "slow": True}
 
@@ -111,9 +93,7 @@ def _in_time(entries: Iterable[FileEntry], most: int) -> Iterator[FileEntry]:
 def _hash(files: Mapping[str, object]) -> str:
     """Of the names and what is known of each, in their order."""
     text = "".join(f"{name}\0{value}\n" for name, value in files.items())
-    return hashlib.blake2b(
-        text.encode(errors="surrogateescape"), digest_size=8
-    ).hexdigest()
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
 def sort_key(name: str) -> list[str]:
@@ -121,9 +101,7 @@ def sort_key(name: str) -> list[str]:
     return name.split("/")
 
 
-def files_below(
-    folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]
-) -> Iterator[FileEntry]:
+def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> Iterator[FileEntry]:
     """All files, sorted by `sort_key` of their names. Links are followed, and a loop of them is
     entered once. OSError where there is no such folder."""
     root = folder.stat()
@@ -161,11 +139,7 @@ def files_below(
 
 def _is_code_folder(folder: os.DirEntry[str], skipped: set[str]) -> bool:
     """Whether it is not hidden, not an environment, and not a folder of caches or runs."""
-    if (
-        folder.name.startswith(".")
-        or folder.name in SKIPPED
-        or folder.name.endswith(".egg-info")
-    ):
+    if folder.name.startswith(".") or folder.name in SKIPPED or folder.name.endswith(".egg-info"):
         return False
 
     path = Path(folder.path)
@@ -182,6 +156,4 @@ def _code_hash(entry: FileEntry) -> str:
     except OSError:
         return "unread"
 
-    return hashlib.blake2b(
-        content + entry.size.to_bytes(8, "little", signed=True)
-    ).hexdigest()[:8]
+    return hashlib.blake2b(content + entry.size.to_bytes(8, "little", signed=True)).hexdigest()[:8]

@@ -13,23 +13,12 @@ from typing import Any
 from drumline.tools.doctor.finding import Fault, Level, VariableFix
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-PREFIXES = (
-    "NCCL_",
-    "GLOO_",
-    "TORCH_",
-    "PYTORCH_",
-    "CUDA_",
-    "FI_",
-    "OMP_",
-    "TP_SOCKET_",
-)
+PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "FI_", "OMP_", "TP_SOCKET_")
 NOT_SHOWN = "(set; not shown)"
 MAX_SHOWN = 200
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
-_TABLES = tomllib.loads(
-    Path(__file__).with_name("variables.toml").read_text(encoding="utf-8")
-)
+_TABLES = tomllib.loads(Path(__file__).with_name("variables.toml").read_text(encoding="utf-8"))
 MEANING: Mapping[str, str] = _TABLES["meaning"]
 RENAMED: Mapping[str, str] = _TABLES["renamed"]
 REMOVED: Mapping[str, str] = _TABLES["removed"]
@@ -38,14 +27,7 @@ MUST_AGREE = frozenset(_TABLES["must_agree"])
 MAY_DIFFER = tuple(_TABLES["may_differ"])
 FIXES = {"NCCL_DEBUG": VariableFix("NCCL_DEBUG", "WARN")}
 # Prefixes for which we know all relevant names; CUDA_ and FI_ have hundreds more.
-SPELL_CHECKED = (
-    "NCCL_",
-    "GLOO_",
-    "TORCH_NCCL_",
-    "TORCH_DISTRIBUTED_",
-    "CUDA_VISIBLE",
-    "OMP_NUM",
-)
+SPELL_CHECKED = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "CUDA_VISIBLE", "OMP_NUM")
 SIMILARITY = 0.85
 
 
@@ -58,9 +40,7 @@ def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
         is_known = name in MEANING or name in RENAMED or name in REMOVED
         if is_known and not SECRET.search(name):
-            printable = "".join(
-                letter if letter.isprintable() else "?" for letter in value
-            )
+            printable = "".join(letter if letter.isprintable() else "?" for letter in value)
             shown[name] = printable[:MAX_SHOWN]
         else:
             shown[name] = NOT_SHOWN
@@ -96,9 +76,7 @@ def variable_faults(facts: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault("warning", what, VariableFix(name))
 
         elif name not in MEANING and name.startswith(SPELL_CHECKED):
-            for near in difflib.get_close_matches(
-                name, MEANING, n=1, cutoff=SIMILARITY
-            ):
+            for near in difflib.get_close_matches(name, MEANING, n=1, cutoff=SIMILARITY):
                 what = f"{name} is not a known variable; did you mean {near}?"
                 yield Fault("warning", what, f'export {near}="${name}"; unset {name}')
 

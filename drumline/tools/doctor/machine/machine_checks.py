@@ -83,18 +83,14 @@ def _torch(facts: Facts) -> Iterator[Fault]:
     gpus = facts["gpus"]
     install = "pip install 'torch>=2.11'"
     if torch is None:
-        yield Fault(
-            "problem", f"torch is not installed for {facts['executable']}", install
-        )
+        yield Fault("problem", f"torch is not installed for {facts['executable']}", install)
     elif _numbers(torch)[:2] < MIN_TORCH:
         yield Fault("problem", f"torch {torch} is older than 2.11", install)
     elif gpus and cuda is None:
         what = f"torch {torch} was built without CUDA and cannot use the {plural(len(gpus), 'GPU')}"
         yield Fault("problem", what, "pip uninstall torch, and install a CUDA build")
     elif cuda is not None and not gpus and not facts["gpu_error"]:
-        yield Fault(
-            "note", f"torch {torch} was built for CUDA {cuda}, but there is no GPU", ""
-        )
+        yield Fault("note", f"torch {torch} was built for CUDA {cuda}, but there is no GPU", "")
 
 
 def _driver(facts: Facts) -> Iterator[Fault]:
@@ -104,17 +100,11 @@ def _driver(facts: Facts) -> Iterator[Fault]:
     if facts["gpu_error"]:
         # Without persistence mode it may only be slow to start; /proc has listed the GPUs.
         fix = "where it is slow: nvidia-smi -pm 1; where it fails: dmesg | grep -i nvrm, and restart the machine"
-        yield Fault(
-            "problem" if cuda and not facts["gpus"] else "warning",
-            facts["gpu_error"],
-            fix,
-        )
+        yield Fault("problem" if cuda and not facts["gpus"] else "warning", facts["gpu_error"], fix)
 
     needed = MIN_DRIVERS.get(_numbers(cuda)[0]) if cuda else None
     if driver and needed and _numbers(driver) < needed:
-        what = (
-            f"driver {driver} is too old for CUDA {cuda}, which torch was built for: "
-        )
+        what = f"driver {driver} is too old for CUDA {cuda}, which torch was built for: "
         what += f"{'.'.join(map(str, needed))} or later is needed"
         fix = "update the driver (in a container, add cuda-compat), or install a build for an older CUDA"
         yield Fault("problem", what, fix)
@@ -155,11 +145,7 @@ def _visible_gpus(facts: Facts) -> Iterator[Fault]:
         )
 
     if (num_usable := _num_known(words, gpus)) < len(words):
-        visible = (
-            f"torch sees only the first {num_usable}"
-            if num_usable
-            else "torch sees none"
-        )
+        visible = f"torch sees only the first {num_usable}" if num_usable else "torch sees none"
         what = f"{setting} lists {words[num_usable]!r}, which is not one of the {num_gpus} of this host: {visible}"
         yield Fault("problem", what, fix)
 
@@ -171,9 +157,7 @@ def _words(value: str) -> list[str]:
 def _num_known(words: list[str], gpus: list[Facts]) -> int:
     """How many of these come before the first that is not a GPU of this machine."""
     for place, word in enumerate(words):
-        is_uuid = word.startswith("GPU-") and any(
-            gpu["uuid"].startswith(word) for gpu in gpus
-        )
+        is_uuid = word.startswith("GPU-") and any(gpu["uuid"].startswith(word) for gpu in gpus)
         is_index = word.isdigit() and int(word) < len(gpus)
         # A slice of a GPU (MIG) is listed elsewhere by nvidia-smi.
         if not (is_uuid or is_index or word.startswith("MIG-")):
@@ -188,18 +172,14 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
     for gpu in facts["gpus"]:
         models.setdefault(gpu["name"], []).append(str(gpu["index"]))
     if len(models) > 1:
-        shown = "; ".join(
-            f"{name}: {join_names(places)}" for name, places in models.items()
-        )
+        shown = "; ".join(f"{name}: {join_names(places)}" for name, places in models.items())
         most = max(models.values(), key=len)
         fix = f"export {VISIBLE_GPUS}={','.join(most)}"
         what = f"the GPUs differ, and the slowest one slows all of them: {shown}"
         yield Fault("warning", what, fix)
 
     busy = [
-        gpu
-        for gpu in facts["gpus"]
-        if gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES
+        gpu for gpu in facts["gpus"] if gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES
     ]
     if busy:
         free = ",".join(str(gpu["index"]) for gpu in facts["gpus"] if gpu not in busy)
@@ -211,9 +191,7 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
 
 def _use(gpu: Facts) -> str:
     """`GPU 0 by python (pid 7)`."""
-    users = join_names(
-        f"{process['name']} (pid {process['pid']})" for process in gpu["processes"]
-    )
+    users = join_names(f"{process['name']} (pid {process['pid']})" for process in gpu["processes"])
     hidden = f"a process that is not visible from here ({memory_size(gpu['used_bytes'] or 0)})"
     return f"GPU {gpu['index']} by {users or hidden}"
 
@@ -230,9 +208,7 @@ def _shared_memory(facts: Facts) -> Iterator[Fault]:
     """Whether DataLoader workers and NCCL have enough of it."""
     shm = facts["shm"]
     if shm is None:
-        what = (
-            f"there is no {SHM}, through which DataLoader workers and NCCL pass tensors"
-        )
+        what = f"there is no {SHM}, through which DataLoader workers and NCCL pass tensors"
         yield Fault("problem", what, SHM_FIX)
         return
 
@@ -265,9 +241,7 @@ def _open_files(facts: Facts) -> Iterator[Fault]:
 
     what = f"a process may have {soft} open files; DataLoader workers and connections to other ranks may need more "
     what += "('Too many open files', 'received 0 items of ancdata')"
-    fix = (
-        "docker run --ulimit nofile=65536, or raise nofile in /etc/security/limits.conf"
-    )
+    fix = "docker run --ulimit nofile=65536, or raise nofile in /etc/security/limits.conf"
     if hard is None or hard > COMMON_OPEN_FILES:
         fix = f"ulimit -n {min(hard or 65536, 65536)}"
 
@@ -278,9 +252,7 @@ def _memory(facts: Facts) -> Iterator[Fault]:
     """What is free, within the limit of the container."""
     memory = facts["memory"]
     limit = memory["limit_bytes"]
-    free = min(
-        n for n in (memory["available_bytes"], limit, memory["bytes"]) if n is not None
-    )
+    free = min(n for n in (memory["available_bytes"], limit, memory["bytes"]) if n is not None)
     if free < MIN_MEMORY:
         total = memory_size(limit or memory["bytes"])
         of = f"the container's limit of {total}" if limit else total
@@ -301,21 +273,15 @@ def _disk(facts: Facts) -> Iterator[Fault]:
     free = disk["free_bytes"]
     if disk["error"]:
         what = f"cannot write to {parent}, where the run will be saved: {disk['error']}"
-        yield Fault(
-            "problem", what, "choose a folder that you can write to with --run PATH"
-        )
+        yield Fault("problem", what, "choose a folder that you can write to with --run PATH")
     elif free < DISK_LOW:
         level: Level = "problem" if free < DISK_FULL else "warning"
         what = f"{memory_size(free)} free at {parent}, where the run will be saved"
-        yield Fault(
-            level, what, "free some space, or choose another folder with --run PATH"
-        )
+        yield Fault(level, what, "free some space, or choose another folder with --run PATH")
 
     if disk["file_system"] in VOLATILE:
         what = f"the run will be saved {VOLATILE[disk['file_system']]} ({parent} is {disk['file_system']})"
-        yield Fault(
-            "note", what, "choose a folder on a disk or a volume with --run PATH"
-        )
+        yield Fault("note", what, "choose a folder on a disk or a volume with --run PATH")
 
 
 def _folder(facts: Facts, *, name: str) -> Iterator[Fault]:
@@ -330,11 +296,7 @@ def _folder(facts: Facts, *, name: str) -> Iterator[Fault]:
         fix = f"copy or mount it there, or choose another folder with --{name}"
         yield Fault("problem", what, fix)
     elif "slow" in folder_facts:
-        yield Fault(
-            "note",
-            f"reading {folder} takes over a second: the {name} is not compared",
-            "",
-        )
+        yield Fault("note", f"reading {folder} takes over a second: the {name} is not compared", "")
     elif name == "data" and not folder_facts["files"]:
         fix = "copy the data there, or check that its volume is mounted"
         yield Fault("problem", f"the data folder {folder} is empty", fix)
@@ -354,9 +316,7 @@ def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
         yield Fault(level, what, f"add a line to /etc/hosts: {address} {host}")
         return
 
-    if many_hosts and all(
-        resolved.startswith("127.") for resolved in facts["addresses"]
-    ):
+    if many_hosts and all(resolved.startswith("127.") for resolved in facts["addresses"]):
         what = f"its host name resolves to {facts['addresses'][0]} on itself, which no other host can reach"
         yield Fault("warning", what, f"map {host} to {address} in /etc/hosts")
 
@@ -380,9 +340,7 @@ def _interface(facts: Facts, *, library: str, many_hosts: bool) -> Iterator[Faul
     if chosen not in usable:
         if value is not None:
             names = join_names(f"{name} {address}" for name, address in usable.items())
-            what = (
-                f"{variable}={value} names no interface of this host, which has {names}"
-            )
+            what = f"{variable}={value} names no interface of this host, which has {names}"
             yield Fault("problem", what, fix)
 
         return
@@ -395,7 +353,9 @@ def _interface(facts: Facts, *, library: str, many_hosts: bool) -> Iterator[Faul
         what = f"{library} would use the loopback ({chosen}; {reason}), which reaches no other host"
         yield Fault("note", what, fix)
     elif chosen.startswith(BRIDGES):
-        what = f"{library} would use {chosen} {usable[chosen]} ({reason}), a bridge inside this host"
+        what = (
+            f"{library} would use {chosen} {usable[chosen]} ({reason}), a bridge inside this host"
+        )
         yield Fault("warning", what, fix)
 
 
@@ -419,7 +379,9 @@ def _processors(facts: Facts) -> Iterator[Fault]:
         of_host = f" of this host's {cpus['count']} processors"
         of = of_host if usable < cpus["count"] else " processor"
         for_gpus = f" for {num_gpus} GPUs" if num_gpus else ""
-        what = f"a process may use {usable:g}{of}{for_gpus}: DataLoader workers will compete for them"
+        what = (
+            f"a process may use {usable:g}{of}{for_gpus}: DataLoader workers will compete for them"
+        )
         fix = "raise the limit: srun --cpus-per-task=N, docker run --cpus=N or taskset"
         yield Fault("warning", what, fix)
 
@@ -427,5 +389,7 @@ def _processors(facts: Facts) -> Iterator[Fault]:
 def _clock(facts: Facts) -> Iterator[Fault]:
     """Whether NTP keeps the clock right."""
     if facts["clock"]["synchronised"] is False:
-        what = "the clock is not synchronized (NTP): times in the logs of several hosts may not match"
+        what = (
+            "the clock is not synchronized (NTP): times in the logs of several hosts may not match"
+        )
         yield Fault("note", what, "timedatectl set-ntp true")

@@ -30,12 +30,7 @@ from typing import Any
 from drumline.base.background import in_background, resolve_ipv4
 from drumline.base.processes import cgroup_values, cpu_quota
 from drumline.base.text import MIB
-from drumline.net.interfaces import (
-    GLOO_VARIABLE,
-    gloo_interface,
-    interfaces,
-    nccl_interface,
-)
+from drumline.net.interfaces import GLOO_VARIABLE, gloo_interface, interfaces, nccl_interface
 from drumline.tools.doctor.machine.folder_hashes import code_facts, data_facts
 from drumline.tools.doctor.machine.known_variables import VISIBLE_GPUS, shown_variables
 
@@ -68,9 +63,7 @@ PLUGIN_FOLDERS = (
 )
 NCCL_FILE = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)$")
 # `cuda: Optional[str] = '13.0'`
-TEXT_CONSTANT = re.compile(
-    r"""^(\w+)(?:\s*:[^=]*)?\s*=\s*['"]([^'"]*)['"]""", re.MULTILINE
-)
+TEXT_CONSTANT = re.compile(r"""^(\w+)(?:\s*:[^=]*)?\s*=\s*['"]([^'"]*)['"]""", re.MULTILINE)
 
 
 Facts = Mapping[str, Any]
@@ -91,9 +84,7 @@ def host_facts(settings: HostSettings) -> dict[str, Any]:
     code = settings.code
     data = settings.data
     host = socket.gethostname()
-    folders = [
-        Path(folder) for folder in (settings.run_folder, data) if folder is not None
-    ]
+    folders = [Path(folder) for folder in (settings.run_folder, data) if folder is not None]
 
     gpus = in_background(lambda: gpu_facts(environment))
     addresses = in_background(lambda: resolve_ipv4(host))
@@ -129,9 +120,7 @@ def host_facts(settings: HostSettings) -> dict[str, Any]:
 def _process_facts() -> Facts:
     """`memory` with the container's `limit_bytes`, if that is lower than the machine's memory;
     `cpus`, with the container's `quota`; `shm`, or None; `open_files`, with the hard limit."""
-    meminfo = dict(
-        re.findall(r"(?m)^(\w+): +(\d+) kB", file_text(Path("/proc/meminfo")))
-    )
+    meminfo = dict(re.findall(r"(?m)^(\w+): +(\d+) kB", file_text(Path("/proc/meminfo"))))
     total = int(meminfo["MemTotal"]) * 1024
     limits = [int(text) for text in cgroup_values("memory.max") if text.isdigit()]
     limit = min(limits, default=total)
@@ -202,9 +191,7 @@ def gpu_facts(environment: Mapping[str, str], timeout_s: float = TIME_LIMIT_S) -
     # Without persistence mode the driver takes seconds to start. A process may hang in it, where no
     # signal reaches it: its thread is left alone.
     listing = in_background(lambda: query(f"--query-gpu={','.join(GPU_FIELDS)}"))
-    processes = in_background(
-        lambda: query(f"--query-compute-apps={','.join(PROCESS_FIELDS)}")
-    )
+    processes = in_background(lambda: query(f"--query-compute-apps={','.join(PROCESS_FIELDS)}"))
 
     try:
         listed = listing.result(timeout_s)
@@ -225,9 +212,7 @@ def gpu_facts(environment: Mapping[str, str], timeout_s: float = TIME_LIMIT_S) -
 def _known_to_kernel() -> Facts:
     """In nvidia-smi's place, which without persistence mode may be too slow: no memory and no
     processes."""
-    driver = re.search(
-        r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FOLDER / "version")
-    )
+    driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FOLDER / "version"))
     gpus = []
 
     for index, file in enumerate(sorted(DRIVER_FOLDER.glob("gpus/*/information"))):
@@ -257,9 +242,7 @@ def read_nvidia_smi(gpus: str, processes: str) -> Facts:
             "name": row["name"],
             "memory_bytes": _mib(row["memory.total"]),
             "used_bytes": _mib(row["memory.used"]),
-            "processes": [
-                _process(app) for app in apps if app["gpu_uuid"] == row["uuid"]
-            ],
+            "processes": [_process(app) for app in apps if app["gpu_uuid"] == row["uuid"]],
         }
         for row in rows
     ]
@@ -282,9 +265,7 @@ def _process(row: Mapping[str, str]) -> Facts:
 def _rows(text: str, fields: Sequence[str]) -> list[dict[str, str]]:
     """The lines of nvidia-smi that have all fields, by field."""
     rows = csv.reader(text.splitlines(), skipinitialspace=True)
-    return [
-        dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)
-    ]
+    return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
 
 
 def _number(text: str) -> int | None:
@@ -337,15 +318,9 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
         }
 
     # torch's own version.py has more than the package's metadata: `2.13.0+cu128`.
-    values = dict(
-        TEXT_CONSTANT.findall(file_text(Path(spec.origin).with_name("version.py")))
-    )
+    values = dict(TEXT_CONSTANT.findall(file_text(Path(spec.origin).with_name("version.py"))))
     cuda = values.get("cuda")
-    nccl = [
-        packages[name]
-        for name in packages
-        if re.fullmatch(r"nvidia-nccl(-cu\d+)?", name)
-    ]
+    nccl = [packages[name] for name in packages if re.fullmatch(r"nvidia-nccl(-cu\d+)?", name)]
     if cuda and not nccl:
         # Built against the system's NCCL, whose version is in the name of its file.
         for folder in NCCL_FOLDERS:
@@ -367,14 +342,9 @@ def card_facts(environment: Mapping[str, str], classes: Path = SYSTEM_CLASSES) -
     """`rdma`: a card for each active port; `interfaces`: `gbit` and `vendor` by name, where the
     kernel knows them; `nccl_plugin`: its path, or None."""
     return {
-        "rdma": [
-            port
-            for card in _entries(classes / "infiniband")
-            for port in _active_ports(card)
-        ],
+        "rdma": [port for card in _entries(classes / "infiniband") for port in _active_ports(card)],
         "interfaces": {
-            interface.name: _interface(interface)
-            for interface in _entries(classes / "net")
+            interface.name: _interface(interface) for interface in _entries(classes / "net")
         },
         "nccl_plugin": _plugin(environment.get("LD_LIBRARY_PATH", "")),
     }
@@ -393,9 +363,7 @@ def _active_ports(card: Path) -> list[dict[str, str]]:
     is_efa = (card / "device" / "driver").resolve().name == EFA_DRIVER
     active = []
     for port in _entries(card / "ports"):
-        kind = (
-            "EFA" if is_efa else CARD_KINDS.get(file_text(port / "link_layer").strip())
-        )
+        kind = "EFA" if is_efa else CARD_KINDS.get(file_text(port / "link_layer").strip())
         if kind and "ACTIVE" in file_text(port / "state"):
             active.append({"name": card.name, "kind": kind})
 
@@ -406,10 +374,7 @@ def _interface(folder: Path) -> Facts:
     """The speed and the vendor of a network interface."""
     speed = file_text(folder / "speed").strip()  # in Mbit/s; -1: unknown
     gbit = int(speed) / 1000 if speed.isdigit() else None
-    return {
-        "gbit": gbit,
-        "vendor": file_text(folder / "device" / "vendor").strip() or None,
-    }
+    return {"gbit": gbit, "vendor": file_text(folder / "device" / "vendor").strip() or None}
 
 
 def _plugin(library_path: str) -> str | None:
@@ -422,9 +387,7 @@ def _plugin(library_path: str) -> str | None:
 # Network and folders
 
 
-def _network_facts(
-    resolving: Future[list[str]], environment: Mapping[str, str]
-) -> Facts:
+def _network_facts(resolving: Future[list[str]], environment: Mapping[str, str]) -> Facts:
     """`addresses` of the host's own name, or a `name_error`; its interfaces, and which gloo and
     NCCL would use."""
     addresses: list[str] = []
@@ -447,8 +410,7 @@ def _network_facts(
         "addresses": addresses,
         "name_error": name_error,
         "interfaces": [
-            {**asdict(interface), "ipv6": list(interface.ipv6)}
-            for interface in host_interfaces
+            {**asdict(interface), "ipv6": list(interface.ipv6)} for interface in host_interfaces
         ],
         "gloo_interface": gloo.name if gloo else None,
         "nccl_interface": nccl.name if nccl else None,
@@ -471,11 +433,7 @@ def _folder_facts(facts: Future[Any], folder: str | None, deadline: float) -> An
 def disk_facts(folder: Path) -> Facts:
     """The disk of the folder, or of where it will be created; `error`: why nothing can be written
     there."""
-    parent = next(
-        path
-        for path in (folder.absolute(), *folder.absolute().parents)
-        if path.exists()
-    )
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     refusal = ""
 
     try:

@@ -23,11 +23,7 @@ def machine_rows(facts: Facts) -> list[tuple[str, str]]:
     disk = facts["disk"]
     visible = facts["visible_gpus"]
     open_files = facts["open_files"]["soft"]
-    built = (
-        f"CUDA {facts['cuda']}, NCCL {facts['nccl'] or '?'}"
-        if facts["cuda"]
-        else "for the CPU"
-    )
+    built = f"CUDA {facts['cuda']}, NCCL {facts['nccl'] or '?'}" if facts["cuda"] else "for the CPU"
     quota = f", the container's quota is {cpus['quota']:g}" if cpus["quota"] else ""
     limit = (
         f", the container's limit is {memory_size(memory['limit_bytes'])}"
@@ -86,9 +82,7 @@ def _free(place: Facts, free: str = "free_bytes") -> str:
 def _interface(interface: Facts, facts: Facts) -> str:
     """The address, the MTU, and which library would use it."""
     name = interface["name"]
-    users = [
-        user for user in ("gloo", "NCCL") if facts[f"{user.lower()}_interface"] == name
-    ]
+    users = [user for user in ("gloo", "NCCL") if facts[f"{user.lower()}_interface"] == name]
     used = f", {join_names(users)} would use it" if users else ""
     down = "" if interface["is_up"] else ", down"
     return f"{name} {interface['address']}, MTU {interface['mtu']}{down}{used}"

@@ -55,9 +55,7 @@ class NodeRequestError(PreflightError):
 class NodeClient:
     """One node. `python`: what runs it, for messages."""
 
-    def __init__(
-        self, connection: HostConnection, *, python: str = sys.executable
-    ) -> None:
+    def __init__(self, connection: HostConnection, *, python: str = sys.executable) -> None:
         self.connection = connection
         self.python = python
         self.lost: NodeLostError | None = None
@@ -79,9 +77,7 @@ class NodeClient:
                 closed = await self.connection.open()
             except OSError as error:
                 refusal = no_client(self.connection.words[0], error)
-                raise NodeLostError(
-                    refusal.what, next_step=refusal.next_step
-                ) from error
+                raise NodeLostError(refusal.what, next_step=refusal.next_step) from error
 
             closed.add_done_callback(self._closed)
 
@@ -186,13 +182,7 @@ AGAIN_SHARE = 0.3
 AGAIN_TIMES = 2
 # Of each host.
 Ports = dict[int, OpenPorts]
-WORST_FIRST = (
-    Reason.NO_ANSWER,
-    Reason.NO_ROUTE,
-    Reason.REFUSED,
-    Reason.WRONG_HOST,
-    OPEN,
-)
+WORST_FIRST = (Reason.NO_ANSWER, Reason.NO_ROUTE, Reason.REFUSED, Reason.WRONG_HOST, OPEN)
 Progress = Callable[[str], None]
 # What reading an answer of another version or program raises.
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
@@ -213,9 +203,7 @@ class Coordinator:
         self.settings = settings
         self.progress = progress
         self.clients = {
-            number: client
-            for number, client in enumerate(clients)
-            if client is not None
+            number: client for number, client in enumerate(clients) if client is not None
         }
 
     async def start(self) -> None:
@@ -239,13 +227,8 @@ class Coordinator:
     ) -> None:
         """Ask these hosts at once, as far as they are present. `read` gets the number of a host and
         its answer. If the host is lost or the request fails, the survey has the reason."""
-        numbers = [
-            number for number in requests if self.survey.hosts[number].absent is None
-        ]
-        asking = (
-            self._ask(number, action, limit_s, requests[number], read)
-            for number in numbers
-        )
+        numbers = [number for number in requests if self.survey.hosts[number].absent is None]
+        asking = (self._ask(number, action, limit_s, requests[number], read) for number in numbers)
         await asyncio.gather(*asking)
 
     async def _ask(
@@ -353,21 +336,15 @@ def choose_addresses(survey: Survey) -> None:
         nccl = host.nccl["address"] if host.nccl else None
         reachable = host.reachable_addresses()
         candidates = (*named[number], host.address, nccl, *reachable)
-        host.address = next(
-            (address for address in candidates if address in reachable), None
-        )
+        host.address = next((address for address in candidates if address in reachable), None)
 
 
 def other_addresses(survey: Survey, number: int) -> list[str]:
     """Further addresses to listen on: a library may choose one, or only one of them may work."""
     host = survey.hosts[number]
     chosen = [interface["address"] for interface in (host.gloo, host.nccl) if interface]
-    ranked = sorted(
-        host.reachable_addresses(), key=lambda address: address not in chosen
-    )
-    return [address for address in ranked if address != host.address][
-        :MAX_OTHER_ADDRESSES
-    ]
+    ranked = sorted(host.reachable_addresses(), key=lambda address: address not in chosen)
+    return [address for address in ranked if address != host.address][:MAX_OTHER_ADDRESSES]
 
 
 # Ports
@@ -425,9 +402,7 @@ async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
     await hosts.ask_all("probe", PROBE_S, requests, read)
 
 
-def targets_of(
-    survey: Survey, source: int, ports: Ports
-) -> Iterator[tuple[str, Target]]:
+def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str, Target]]:
     """What one host tries: for each port its kind (`data`, `rendezvous`, or an address) and the
     target."""
     for number, opened in ports.items():
@@ -463,9 +438,7 @@ async def _measure_speed(hosts: Coordinator, ports: Ports) -> None:
             return
 
         limit = AGAIN_SHARE * survey.usual_speed()
-        slow = {
-            pair for pair in links if 0 < (survey.edges[pair].bytes_per_s or 0) < limit
-        }
+        slow = {pair for pair in links if 0 < (survey.edges[pair].bytes_per_s or 0) < limit}
         await _measure_in_rounds(hosts, ports, slow, "slow links again")
 
 
@@ -488,9 +461,7 @@ async def _measure_in_rounds(
             edge.error = result.get("error")
             if "bytes_per_s" in result:
                 edge.bytes_per_s = max(edge.bytes_per_s or 0.0, result["bytes_per_s"])
-                edge.latency_s = min(
-                    edge.latency_s or result["latency_s"], result["latency_s"]
-                )
+                edge.latency_s = min(edge.latency_s or result["latency_s"], result["latency_s"])
 
         receiver = survey.hosts[target]
         place = Target(target, receiver.address or "none", ports[target].data[0])

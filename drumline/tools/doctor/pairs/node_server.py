@@ -28,12 +28,7 @@ from drumline.base.text import print_message
 from drumline.base.untrusted import from_json
 from drumline.net.dial import Reason
 from drumline.net.frames import FrameError, FrameReader, Message, write_all
-from drumline.net.interfaces import (
-    Interface,
-    gloo_interface,
-    interfaces,
-    nccl_interface,
-)
+from drumline.net.interfaces import Interface, gloo_interface, interfaces, nccl_interface
 from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.tools.doctor.pairs.probe import (
     TOKEN_BYTES,
@@ -152,9 +147,7 @@ class NodeServer:
                 if kind == "end":
                     return message
                 if kind == "heartbeat":
-                    self._send(
-                        "heartbeat", number=message.get("number"), now=time.time()
-                    )
+                    self._send("heartbeat", number=message.get("number"), now=time.time())
                 else:
                     threading.Thread(
                         target=self._answer,
@@ -187,9 +180,7 @@ class NodeServer:
         """One frame at a time, from any thread."""
         # Where the caller has disconnected, `serve` notices it as well.
         with self._lock, contextlib.suppress(OSError):
-            write_all(
-                self.target, self.source.session.encode({"kind": kind, **content})
-            )
+            write_all(self.target, self.source.session.encode({"kind": kind, **content}))
 
     # The actions
 
@@ -208,11 +199,7 @@ class NodeServer:
             [asdict(interface) for interface in host_interfaces],
             _as_json(gloo_interface(host_interfaces, environment)),
             _as_json(nccl_interface(host_interfaces, environment)),
-            {
-                name: environment[name]
-                for name in environment
-                if name.endswith("_SOCKET_IFNAME")
-            },
+            {name: environment[name] for name in environment if name.endswith("_SOCKET_IFNAME")},
             ssh[2] if len(ssh) == 4 else None,
         )
 
@@ -231,9 +218,7 @@ class NodeServer:
         )
         if request.rendezvous_port is not None:
             try:
-                opened.rendezvous_port = listeners.open(
-                    request.address, request.rendezvous_port
-                )
+                opened.rendezvous_port = listeners.open(request.address, request.rendezvous_port)
             except OSError as error:
                 opened.rendezvous_error = error.strerror or str(error)
 
@@ -276,12 +261,8 @@ class NodeServer:
             return
 
         own_addresses = [interface.address for interface in interfaces()]
-        if address not in own_addresses or (
-            _is_loopback(address) and not _is_loopback(self.here)
-        ):
-            raise PreflightError(
-                f"{address!r} is not an address of this host that others reach"
-            )
+        if address not in own_addresses or (_is_loopback(address) and not _is_loopback(self.here)):
+            raise PreflightError(f"{address!r} is not an address of this host that others reach")
 
     def _check_elsewhere(self, address: str) -> None:
         """Refuse an address of this host."""

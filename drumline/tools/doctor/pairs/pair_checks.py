@@ -96,9 +96,7 @@ def group_links(
 
     for target, pairs in _by_end(rest, 1).items():
         sources = join_names(names[source] for source, _ in pairs)
-        yield LinkGroup(
-            target, pairs, f"{sources} -> {names[target]}", f"from {sources}"
-        )
+        yield LinkGroup(target, pairs, f"{sources} -> {names[target]}", f"from {sources}")
 
 
 def _by_end(pairs: Iterable[Pair], end: int) -> dict[int, list[Pair]]:
@@ -159,9 +157,7 @@ def _resolves_elsewhere(survey: Survey, pair: Pair) -> bool:
     """Whether it resolves to an address that the host does not have; a translated address (NAT) may
     still work."""
     edge = survey.edges[pair]
-    target_addresses = [
-        interface["address"] for interface in survey.hosts[pair[1]].interfaces
-    ]
+    target_addresses = [interface["address"] for interface in survey.hosts[pair[1]].interfaces]
     if not edge.addresses or not target_addresses or edge.rendezvous == OPEN:
         return False
 
@@ -203,9 +199,7 @@ def _data_ports(survey: Survey) -> Iterator[Finding]:
     if len(survey.present()) > 2 and closed and closed.keys() == set(survey.pairs()):
         why = _why(edge.data for edge in closed.values())
         what = f"data ports closed between all of them ({why})"
-        yield Finding(
-            "problem", check, "every host", what, OPEN_DATA.format(where="on each")
-        )
+        yield Finding("problem", check, "every host", what, OPEN_DATA.format(where="on each"))
         return
 
     for group in group_links(survey, closed):
@@ -216,9 +210,7 @@ def _data_ports(survey: Survey) -> Iterator[Finding]:
 
         why = _why(closed[pair].data for pair in group.pairs)
         what = f"data ports closed {group.phrase} ({why}){_other_direction(survey, group, closed)}"
-        yield Finding(
-            "problem", check, group.where, what, OPEN_DATA.format(where=where)
-        )
+        yield Finding("problem", check, group.where, what, OPEN_DATA.format(where=where))
 
 
 def _other_direction(survey: Survey, group: LinkGroup, closed: Collection[Pair]) -> str:
@@ -332,15 +324,9 @@ def _slow_links(survey: Survey) -> Iterator[Finding]:
     for (source, target), edge in unmeasured.items():
         what = f"it opened, but could not be measured: {edge.error}"
         fix = "run the doctor again; if the connection is lost again, check the link"
-        yield Finding(
-            "problem", "bandwidth", f"{names[source]} -> {names[target]}", what, fix
-        )
+        yield Finding("problem", "bandwidth", f"{names[source]} -> {names[target]}", what, fix)
 
-    speeds = {
-        pair: edge.bytes_per_s
-        for pair, edge in survey.edges.items()
-        if edge.bytes_per_s
-    }
+    speeds = {pair: edge.bytes_per_s for pair, edge in survey.edges.items() if edge.bytes_per_s}
     usual = survey.usual_speed()
     slow = [pair for pair, speed in speeds.items() if speed < SLOW_SHARE * usual]
 
@@ -358,17 +344,13 @@ def _slow_links(survey: Survey) -> Iterator[Finding]:
 
 def _clocks(survey: Survey) -> Iterator[Finding]:
     """Hosts whose clock differs from that of the others."""
-    clocks = {
-        host.name: host.clock_s for host in survey.hosts if host.clock_s is not None
-    }
+    clocks = {host.name: host.clock_s for host in survey.hosts if host.clock_s is not None}
     if len(clocks) < 2:
         return
 
     # With three or more hosts the majority is right; with two, the first one is taken as right.
     first, *_ = clocks
-    usual = (
-        clocks[first] if len(clocks) == 2 else statistics.median_low(clocks.values())
-    )
+    usual = clocks[first] if len(clocks) == 2 else statistics.median_low(clocks.values())
     whose = f"{first}'s" if len(clocks) == 2 else "the other hosts'"
 
     for name, clock in clocks.items():

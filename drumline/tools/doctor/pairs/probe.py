@@ -125,9 +125,7 @@ class Listeners:
             with call, contextlib.suppress(OSError):
                 call.settimeout(IDLE_S)
                 call.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                token, action, num_bytes, seconds = CALL.unpack(
-                    read_exactly(call, CALL.size)
-                )
+                token, action, num_bytes, seconds = CALL.unpack(read_exactly(call, CALL.size))
                 if token != self.token:
                     return
 
@@ -165,9 +163,7 @@ def _receive(call: socket.socket, num_bytes: int, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         taken = len(call.recv(1))
         begin = time.monotonic()
-        while (
-            taken < num_bytes and elapsed < seconds and (new := call.recv_into(buffer))
-        ):
+        while taken < num_bytes and elapsed < seconds and (new := call.recv_into(buffer)):
             taken += new
             elapsed = time.monotonic() - begin
 
@@ -223,14 +219,10 @@ def probe(target: Target, token: bytes) -> dict[str, Any]:
 def _connect(target: Target, token: bytes) -> str:
     """`OPEN`, or why not."""
     try:
-        socket.create_connection(
-            (target.address, target.port), timeout=CONNECT_S
-        ).close()
+        socket.create_connection((target.address, target.port), timeout=CONNECT_S).close()
     except OSError as error:
         reason = reason_of(error)
-        return (
-            reason if reason in (Reason.REFUSED, Reason.NO_ANSWER) else Reason.NO_ROUTE
-        )
+        return reason if reason in (Reason.REFUSED, Reason.NO_ANSWER) else Reason.NO_ROUTE
 
     try:
         with _call(target, token, PING) as line:
@@ -252,9 +244,7 @@ def _call(
     seconds: float = 0.0,
 ) -> Iterator[socket.socket]:
     """A new connection to the port of that node, ready for the action."""
-    with socket.create_connection(
-        (target.address, target.port), timeout=CONNECT_S
-    ) as line:
+    with socket.create_connection((target.address, target.port), timeout=CONNECT_S) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line.settimeout(IDLE_S)
         line.sendall(CALL.pack(token, action, size, seconds))
@@ -272,9 +262,7 @@ def _send_large(target: Target, token: bytes, num_bytes: int) -> int | None:
             # The message fits into the send buffer; the kernel sends it while we wait for the
             # count.
             line.sendall(bytes(num_bytes))
-            return int(
-                COUNT_AND_SECONDS.unpack(read_exactly(line, COUNT_AND_SECONDS.size))[0]
-            )
+            return int(COUNT_AND_SECONDS.unpack(read_exactly(line, COUNT_AND_SECONDS.size))[0])
     except OSError:
         return None
 
@@ -299,14 +287,10 @@ def measure(target: Target, token: bytes, seconds: float) -> dict[str, Any]:
             # at once.
             _send_until_answered(line, deadline=time.monotonic() + seconds + IDLE_S)
             line.settimeout(IDLE_S)
-            taken, elapsed = COUNT_AND_SECONDS.unpack(
-                read_exactly(line, COUNT_AND_SECONDS.size)
-            )
+            taken, elapsed = COUNT_AND_SECONDS.unpack(read_exactly(line, COUNT_AND_SECONDS.size))
             # Drop what is still in the send buffer: on a slow line it would take half a minute, and
             # delay the next transfer.
-            line.setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-            )
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError as error:
         return {"error": str(error) or type(error).__name__}
 

@@ -40,9 +40,7 @@ class Edge:
         return self.data == OPEN and self.received == 0
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in asdict(self).items() if value is not None
-        }
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass
@@ -75,10 +73,7 @@ class HostRecord:
 
     def interface_of(self, address: str | None) -> str | None:
         """The name of the one with this address."""
-        names = {
-            interface["address"]: str(interface["name"])
-            for interface in self.interfaces
-        }
+        names = {interface["address"]: str(interface["name"]) for interface in self.interfaces}
         return names.get(address)
 
 
@@ -111,20 +106,13 @@ class Survey:
     def pairs(self) -> Iterator[Pair]:
         """Every link between hosts that are present."""
         present = self.present()
-        return (
-            (source, target)
-            for source in present
-            for target in present
-            if source != target
-        )
+        return ((source, target) for source in present for target in present if source != target)
 
     def usual_speed(self) -> float:
         """The bytes per second of a good link: the upper quartile, or 0.
 
         Not the median: with three hosts, one slow host affects four of six links."""
-        speeds = sorted(
-            edge.bytes_per_s for edge in self.edges.values() if edge.bytes_per_s
-        )
+        speeds = sorted(edge.bytes_per_s for edge in self.edges.values() if edge.bytes_per_s)
         return speeds[math.ceil(0.75 * (len(speeds) - 1))] if speeds else 0.0
 
     def as_json(self) -> dict[str, Any]:

@@ -83,9 +83,7 @@ def join(options: NodeOptions, settings: HostSettings) -> Message:
     with _connect(options) as line:
         line.settimeout(None)
         frames = _prove(line, options)
-        last = NodeServer(
-            frames, line.fileno(), settings, here=str(line.getsockname()[0])
-        ).serve()
+        last = NodeServer(frames, line.fileno(), settings, here=str(line.getsockname()[0])).serve()
 
     # without it, node 0 counts this node as lost
     if last is None or "code" not in last:
@@ -102,20 +100,18 @@ def _connect(options: NodeOptions) -> socket.socket:
     deadline = time.monotonic() + options.wait_s
     while True:
         try:
-            return socket.create_connection(
-                (options.master, options.port), timeout=CONNECT_S
-            )
+            return socket.create_connection((options.master, options.port), timeout=CONNECT_S)
         except OSError as error:
             if time.monotonic() + RETRY_S > deadline:
                 reason = reason_of(error)
                 here = socket.gethostname()
                 next_step = f"start `drumline doctor --node-rank 0` on {options.master}; open TCP {options.port} there"
                 if reason == Reason.UNKNOWN_NAME:
-                    next_step = (
-                        "add it to /etc/hosts or DNS, or give --master by address"
-                    )
+                    next_step = "add it to /etc/hosts or DNS, or give --master by address"
 
-                what = f"node {options.node} on {here} could not connect to {options.endpoint} within "
+                what = (
+                    f"node {options.node} on {here} could not connect to {options.endpoint} within "
+                )
                 what += f"{options.wait_s:g} s: {explained(reason)}"
                 raise PreflightError(what, next_step=next_step) from error
 
@@ -180,9 +176,7 @@ class DoctorRendezvous:
                 progress(f"waiting for node {missing} at {where} ({left:.0f} s left)")
 
                 try:
-                    await asyncio.wait_for(
-                        self._is_complete.wait(), min(PROGRESS_S, left)
-                    )
+                    await asyncio.wait_for(self._is_complete.wait(), min(PROGRESS_S, left))
                 except TimeoutError:
                     left -= PROGRESS_S
         finally:
@@ -190,26 +184,18 @@ class DoctorRendezvous:
 
     def missing(self) -> list[int]:
         """The numbers of the nodes that are not connected."""
-        return [
-            number
-            for number in range(1, self.options.nodes)
-            if not self._has_joined(number)
-        ]
+        return [number for number in range(1, self.options.nodes) if not self._has_joined(number)]
 
     def _has_joined(self, number: int) -> bool:
         """Whether it is connected; a node that was lost may join again."""
         return number in self.joined and self.joined[number].lost is None
 
-    async def _accept(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A connection to node 0: a node that joins, or none of this job."""
         try:
             number = await asyncio.wait_for(self._admit(reader, writer), HANDSHAKE_S)
         except RefusedError as error:
-            writer.write(
-                encode({"refused": error.what, "next": error.next_step}) + b"\n"
-            )
+            writer.write(encode({"refused": error.what, "next": error.next_step}) + b"\n")
             writer.close()
         except (TimeoutError, OSError, ValueError, FrameError, NodeLostError):
             writer.close()  # not a node of this job
@@ -219,15 +205,12 @@ class DoctorRendezvous:
             if not self.missing():
                 self._is_complete.set()
 
-    async def _admit(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> int:
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
         """The handshake; returns the number of the node, which has joined."""
 
         async def read() -> Message:
             return decode(
-                (await reader.readline()).removesuffix(b"\n"),
-                max_bytes=MAX_HANDSHAKE_BYTES,
+                (await reader.readline()).removesuffix(b"\n"), max_bytes=MAX_HANDSHAKE_BYTES
             )
 
         handshake = answer(self.options.key, PURPOSE, 0, range(MAX_NODES), self._check)
@@ -278,11 +261,7 @@ class DoctorRendezvous:
             what = f"it has --nodes {hello.get('nodes')}, node 0 has {nodes}"
             raise RefusedError(what, next_step="give the same --nodes on all nodes")
 
-        if (
-            not 0 < number < nodes
-            or number in self._joining
-            or self._has_joined(number)
-        ):
+        if not 0 < number < nodes or number in self._joining or self._has_joined(number):
             next_step = f"give each node its own --node-rank, 0 to {nodes - 1}"
             raise RefusedError(f"there is a node {number} already", next_step=next_step)
 
@@ -306,15 +285,9 @@ def listen(options: NodeOptions) -> socket.socket:
         )
         address = str(resolved[0][4][0])
         # Debian maps a host to 127.0.1.1 in its own /etc/hosts, which other hosts cannot reach.
-        if address.startswith("127.") and not options.master.startswith(
-            ("127.", "localhost")
-        ):
-            what = (
-                f"{master} resolves to {address} on {here}, which no other host reaches"
-            )
-            raise PreflightError(
-                what, next_step=f"give the address instead: {own_addresses}"
-            )
+        if address.startswith("127.") and not options.master.startswith(("127.", "localhost")):
+            what = f"{master} resolves to {address} on {here}, which no other host reaches"
+            raise PreflightError(what, next_step=f"give the address instead: {own_addresses}")
 
         return socket.create_server((address, options.port), backlog=1024)
     except OSError as error:

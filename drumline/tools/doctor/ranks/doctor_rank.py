@@ -43,9 +43,15 @@ POLL_S = 0.1
 LATE_START_S = 2.0
 # Of a rank that has not published a phase.
 NO_MARK = '{"number": 0, "phase": "its start", "host": "?", "is_late": false}'
-NO_CONNECTION_FIX = "open high ports between hosts, and check which network they use: drumline doctor --hosts"
-LOST_FIX = "find the pair of hosts that loses large messages (MTU, firewall): drumline doctor --hosts"
-INSPECT_FIX = "inspect that process (py-spy dump, dmesg), and check its host: drumline doctor --hosts"
+NO_CONNECTION_FIX = (
+    "open high ports between hosts, and check which network they use: drumline doctor --hosts"
+)
+LOST_FIX = (
+    "find the pair of hosts that loses large messages (MTU, firewall): drumline doctor --hosts"
+)
+INSPECT_FIX = (
+    "inspect that process (py-spy dump, dmesg), and check its host: drumline doctor --hosts"
+)
 
 
 class PhaseTimer:
@@ -120,12 +126,8 @@ class PhaseTimer:
 
         while True:
             marks = self._read(self._store)
-            behind = [
-                rank for rank, mark in marks.items() if mark["number"] < self._number
-            ]
-            here = [
-                rank for rank, mark in marks.items() if mark["number"] == self._number
-            ]
+            behind = [rank for rank, mark in marks.items() if mark["number"] < self._number]
+            here = [rank for rank, mark in marks.items() if mark["number"] == self._number]
             unresponsive = [rank for rank in here if not marks[rank]["is_late"]]
             if behind or not unresponsive or time.monotonic() > deadline:
                 break
@@ -133,8 +135,7 @@ class PhaseTimer:
             time.sleep(POLL_S)
 
         blocked = {
-            rank: f"reach {goal}: it is still in {marks[rank]['phase']}"
-            for rank in behind
+            rank: f"reach {goal}: it is still in {marks[rank]['phase']}" for rank in behind
         } or dict.fromkeys(
             unresponsive,
             f"finish {goal} and does not respond: it is stopped, or its host is cut off",
@@ -142,11 +143,7 @@ class PhaseTimer:
         if blocked:
             hosts = {rank: marks[rank]["host"] for rank in blocked}
             return [
-                _finding(
-                    hosts[rank],
-                    f"rank {rank} on {hosts[rank]} did not {what}",
-                    rank=rank,
-                )
+                _finding(hosts[rank], f"rank {rank} on {hosts[rank]} did not {what}", rank=rank)
                 for rank, what in blocked.items()
             ]
 
@@ -208,17 +205,15 @@ WIDTH = 16
 # In float64 an average of thousands of gradients is exact to many digits, in any order of addition.
 TOLERANCE = 1e-9
 LEARNING_RATE = 0.1
-VALUE_FIX = "test memory and links of that host (nvidia-smi -q -d ECC; dmesg), and leave it out until then"
-# torch 2.13 renamed it, and warns about the old name, which earlier versions need.
-_reduce_scatter = (
-    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+VALUE_FIX = (
+    "test memory and links of that host (nvidia-smi -q -d ECC; dmesg), and leave it out until then"
 )
+# torch 2.13 renamed it, and warns about the old name, which earlier versions need.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class RankReport:
-    def __init__(
-        self, ddp: RunManager, *, write: Callable[[str], None] = print
-    ) -> None:
+    def __init__(self, ddp: RunManager, *, write: Callable[[str], None] = print) -> None:
         self.ddp = ddp
         self.findings: list[Finding] = []
         self.numbers: dict[str, float] = {}
@@ -262,9 +257,7 @@ class Collectives:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def all_reduce(
-        self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
-    ) -> Tensor:
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         dist.all_reduce(tensor, op)
         return tensor
 
@@ -297,9 +290,7 @@ def check_rank(
     afterwards."""
     ddp = report.ddp
     try:
-        with timer.phase(
-            "the rendezvous", limit_s=START_TIMEOUT_S + GRACE_AFTER_START_S
-        ):
+        with timer.phase("the rendezvous", limit_s=START_TIMEOUT_S + GRACE_AFTER_START_S):
             is_joined = ddp.setup()
     except DrumlineError as error:
         num_gpus = torch.cuda.device_count()
@@ -316,30 +307,22 @@ def check_rank(
 
     if not is_joined or ddp.connection.store is None:
         report.add(
-            "RANK is not set in the environment",
-            "start it with drumline doctor --collectives",
+            "RANK is not set in the environment", "start it with drumline doctor --collectives"
         )
         return
 
     timer.joined(ddp.connection.store, ddp.world_size)
 
     try:
-        report.numbers = run_checks(
-            ddp, timer, make_collectives(ddp.device), report.add
-        )
+        report.numbers = run_checks(ddp, timer, make_collectives(ddp.device), report.add)
     except (DrumlineError, dist.DistError, RuntimeError) as error:
-        report.add(
-            f"{timer.current} failed: {_reason(error)}",
-            "find out which rank failed first",
-        )
+        report.add(f"{timer.current} failed: {_reason(error)}", "find out which rank failed first")
 
 
 def _reason(error: BaseException) -> str:
     """Its first line; for NCCL's errors, the one that follows `Last error:`."""
     text = (
-        str(error).partition("Last error:")[2].strip()
-        or str(error).strip()
-        or type(error).__name__
+        str(error).partition("Last error:")[2].strip() or str(error).strip() or type(error).__name__
     )
     return text.splitlines()[0].strip()
 
@@ -417,12 +400,7 @@ def known_results(
     weights = [peer % WEIGHTS + 1 for peer in range(world_size)]
 
     for dtype in (torch.float32, torch.int64):
-        for is_sum, size in (
-            (True, SMALL),
-            (True, MEDIUM),
-            (True, LARGE),
-            (False, MEDIUM),
-        ):
+        for is_sum, size in ((True, SMALL), (True, MEDIUM), (True, LARGE), (False, MEDIUM)):
             op = dist.ReduceOp.SUM if is_sum else dist.ReduceOp.MAX
             tensor = (pattern(size, dtype) * weights[rank]).to(device)
             yield CollectiveCheck(
@@ -435,16 +413,12 @@ def known_results(
         expected = pattern(MEDIUM) + source
         tensor = (expected if rank == source else torch.zeros(MEDIUM)).to(device)
         name = f"broadcast from rank {source} of {_amount(MEDIUM)}"
-        yield CollectiveCheck(
-            name, partial(collectives.broadcast, tensor, source), expected
-        )
+        yield CollectiveCheck(name, partial(collectives.broadcast, tensor, source), expected)
 
     everyone = torch.cat([pattern(MEDIUM) + peer for peer in range(world_size)])
     tensor = (pattern(MEDIUM) + rank).to(device)
     yield CollectiveCheck(
-        f"all_gather of {_amount(MEDIUM)}",
-        partial(collectives.all_gather, tensor),
-        everyone,
+        f"all_gather of {_amount(MEDIUM)}", partial(collectives.all_gather, tensor), everyone
     )
     yield CollectiveCheck(
         f"reduce_scatter of {_amount(MEDIUM * world_size)}",
@@ -459,9 +433,7 @@ def pattern(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _amount(size: int, dtype: torch.dtype = torch.float32) -> str:
-    return (
-        f"{memory_size(size * dtype.itemsize)} as {str(dtype).removeprefix('torch.')}"
-    )
+    return f"{memory_size(size * dtype.itemsize)} as {str(dtype).removeprefix('torch.')}"
 
 
 def _fault(check: CollectiveCheck, collectives: Collectives) -> str | None:
@@ -487,9 +459,7 @@ def ddp_faults(ddp: RunManager) -> Iterator[str]:
     """Collective: one step on a small model. Each rank knows all data, so it computes the average
     gradient itself."""
     torch.manual_seed(7)
-    plain = nn.Sequential(
-        nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, OUTPUTS)
-    ).double()
+    plain = nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, OUTPUTS)).double()
     model = ddp.wrap(copy.deepcopy(plain))
     inputs, targets = _batch(ddp.rank)
     torch.autograd.backward(_loss(model, inputs.to(ddp.device), targets.to(ddp.device)))
@@ -502,18 +472,14 @@ def ddp_faults(ddp: RunManager) -> Iterator[str]:
     hashes = hash_tensors(list(model.parameters()), ddp.device).tolist()
     replicas = gather_json({"host": ddp.host, "hashes": hashes})
     odd = [
-        rank
-        for rank, replica in enumerate(replicas)
-        if replica["hashes"] != replicas[0]["hashes"]
+        rank for rank, replica in enumerate(replicas) if replica["hashes"] != replicas[0]["hashes"]
     ]
     if odd:
         ranks = join_names(f"rank {rank} on {replicas[rank]['host']}" for rank in odd)
         yield f"after one step under DDP the weights of {ranks} differ from those of rank 0 on {replicas[0]['host']}"
 
 
-def _wrong_gradients(
-    plain: nn.Module, model: nn.Module, world_size: int
-) -> Iterator[str]:
+def _wrong_gradients(plain: nn.Module, model: nn.Module, world_size: int) -> Iterator[str]:
     """Those of DDP must be the averages that this rank computed alone."""
     for (name, expected), parameter in zip(
         plain.named_parameters(), model.parameters(), strict=True
@@ -523,9 +489,7 @@ def _wrong_gradients(
             yield f"the gradient of {name} is missing after a backward pass under DDP"
             continue
 
-        wrong = (
-            (parameter.grad.cpu() - expected.grad).abs().flatten() > TOLERANCE
-        ).nonzero()
+        wrong = ((parameter.grad.cpu() - expected.grad).abs().flatten() > TOLERANCE).nonzero()
         if len(wrong):
             place = int(wrong[0])
             yield (
@@ -537,9 +501,7 @@ def _wrong_gradients(
 def _batch(rank: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets of a rank, the same wherever they are made."""
     generator = torch.Generator().manual_seed(1000 + rank)
-    values = torch.randn(
-        BATCH, INPUTS + OUTPUTS, generator=generator, dtype=torch.float64
-    )
+    values = torch.randn(BATCH, INPUTS + OUTPUTS, generator=generator, dtype=torch.float64)
     return values[:, :INPUTS], values[:, INPUTS:]
 
 
@@ -561,9 +523,7 @@ def _measure(collectives: Collectives, world_size: int) -> dict[str, float]:
         "world_size": world_size,
         "all_reduce_bytes": tensor.nbytes,
         "all_reduce_gb_per_s": moved / _seconds(collectives, tensor) / 1e9,
-        "all_reduce_latency_us": _seconds(
-            collectives, torch.ones(SMALL, device=collectives.device)
-        )
+        "all_reduce_latency_us": _seconds(collectives, torch.ones(SMALL, device=collectives.device))
         * 1e6,
     }
 

@@ -69,9 +69,7 @@ class RankProcesses:
         self._running: list[subprocess.Popen[bytes]] = []
         self._is_over = False
 
-    def run(
-        self, ranks: HostRanks, environment: Mapping[str, str]
-    ) -> list[dict[str, Any]]:
+    def run(self, ranks: HostRanks, environment: Mapping[str, str]) -> list[dict[str, Any]]:
         """For each rank `result`, what it printed, or None and an `error`; no process is left when
         this returns."""
         job = guard.new_job()
@@ -100,13 +98,8 @@ class RankProcesses:
             codes = [process.poll() for process in self._running]  # None: it hangs
             self.kill()
             return [
-                {
-                    "rank": ranks.first_rank + number,
-                    **_outcome(code, out, err, ranks.limit_s),
-                }
-                for number, (code, (out, err)) in enumerate(
-                    zip(codes, outputs, strict=True)
-                )
+                {"rank": ranks.first_rank + number, **_outcome(code, out, err, ranks.limit_s)}
+                for number, (code, (out, err)) in enumerate(zip(codes, outputs, strict=True))
             ]
 
     def kill(self) -> None:
@@ -154,9 +147,7 @@ class RankProcesses:
             if any(codes):
                 if not has_failed:
                     has_failed = True
-                    deadline = min(
-                        deadline, time.monotonic() + PHASE_LIMIT_S + AFTER_FAILURE_S
-                    )
+                    deadline = min(deadline, time.monotonic() + PHASE_LIMIT_S + AFTER_FAILURE_S)
 
                 # Only the output of ranks that have exited: a running rank shares its file position
                 # with us.
@@ -202,19 +193,11 @@ def _outcome(
     if code is None:
         error = f"still running after {limit_s:g} s"
     else:
-        error = (
-            f"killed by {signal_name(-code)}"
-            if code < 0
-            else f"exited with code {code}"
-        )
+        error = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
 
     err.seek(0, os.SEEK_END)
     err.seek(max(0, err.tell() - 4 * MAX_ERROR_LETTERS))
-    lines = [
-        line
-        for line in err.read().decode(errors="replace").splitlines()
-        if line.strip()
-    ]
+    lines = [line for line in err.read().decode(errors="replace").splitlines() if line.strip()]
     last_line = f": {lines[-1].strip()[:MAX_ERROR_LETTERS]}" if lines else ""
     return {
         "code": code,
@@ -252,15 +235,11 @@ def local_collectives(
         port = free.getsockname()[1]
 
     ranks = HostRanks(0, num_ranks, num_ranks, LOOPBACK, port, limit_s, backend)
-    outcomes = [
-        {"host": host, **outcome} for outcome in RankProcesses().run(ranks, environment)
-    ]
+    outcomes = [{"host": host, **outcome} for outcome in RankProcesses().run(ranks, environment)]
     return collective_findings(outcomes, {}), measured(outcomes)
 
 
-def collective_findings(
-    outcomes: Sequence[RankOutcome], names: Mapping[str, str]
-) -> list[Finding]:
+def collective_findings(outcomes: Sequence[RankOutcome], names: Mapping[str, str]) -> list[Finding]:
     """The ranks' findings, each once, and the ranks that printed nothing and have no finding.
 
     `names`: the user's name for each host, by its host name."""
@@ -285,23 +264,15 @@ def collective_findings(
 
 def measured(outcomes: Sequence[RankOutcome]) -> Mapping[str, float]:
     """The numbers of the first rank that has some; empty when none has."""
-    return next(
-        (result["numbers"] for result in _results(outcomes) if result.get("numbers")),
-        {},
-    )
+    return next((result["numbers"] for result in _results(outcomes) if result.get("numbers")), {})
 
 
 def collectives_line(outcomes: Sequence[RankOutcome]) -> str:
     """`collectives: 4 ranks, all values right; all_reduce of 4 MiB at 1.2 GB/s, ...`."""
     results = _results(outcomes)
-    is_right = len(results) == len(outcomes) and not any(
-        result["findings"] for result in results
-    )
+    is_right = len(results) == len(outcomes) and not any(result["findings"] for result in results)
     state = "all values right" if is_right else "some checks failed"
-    parts = [
-        f"{plural(len(outcomes), 'rank')}, {state}",
-        numbers_text(measured(outcomes)),
-    ]
+    parts = [f"{plural(len(outcomes), 'rank')}, {state}", numbers_text(measured(outcomes))]
     return f"collectives: {'; '.join(filter(None, parts))}"
 
 
@@ -321,6 +292,4 @@ def numbers_text(numbers: Mapping[str, float]) -> str:
 
 def _results(outcomes: Sequence[RankOutcome]) -> list[dict[str, Any]]:
     """Of the ranks that printed one."""
-    return [
-        outcome["result"] for outcome in outcomes if outcome.get("result") is not None
-    ]
+    return [outcome["result"] for outcome in outcomes if outcome.get("result") is not None]

@@ -45,10 +45,7 @@ _OF_FRAMEWORKS = {
         f"{ACCELERATOR}.{name}"
         for name in "wait_for_everyone gather gather_for_metrics reduce pad_across_processes".split()
     ),
-    *(
-        f"{FABRIC}.{name}"
-        for name in "barrier all_gather all_reduce broadcast save load".split()
-    ),
+    *(f"{FABRIC}.{name}" for name in "barrier all_gather all_reduce broadcast save load".split()),
     f"{ACCELERATOR}.save_state",
     f"{ACCELERATOR}.load_state",
     f"{ACCELERATOR}.get_state_dict",
@@ -78,10 +75,7 @@ def collective(program: Program, call: ast.Call) -> str:
     name = program.name_of(call.func) or _of_engine(program, call)
     if name not in ALL or has_group(program, call):
         return ""
-    if (
-        name.endswith("save_pretrained")
-        and argument(call, None, "state_dict") is not None
-    ):
+    if name.endswith("save_pretrained") and argument(call, None, "state_dict") is not None:
         return ""  # the state was gathered before
     if name.startswith(_OF_SHARDS) and not _has_shards(program):
         return ""
@@ -97,17 +91,11 @@ def _reaches_others(program: Program, call: ast.Call, name: str) -> bool:
     """Whether a framework's method waits for other ranks here: by an argument of it, or by how its
     object was made."""
     if name.endswith("LightningModule.log"):
-        return program.values(argument(call, None, "sync_dist")) == {
-            ConstantValue(True)
-        }
+        return program.values(argument(call, None, "sync_dist")) == {ConstantValue(True)}
     if name in _OF_SHARDED_STATES:
         return has_sharded_states(program, call)
     if name.startswith("pytorch_lightning.Trainer."):
-        makers = (
-            program.values(call.func.value)
-            if isinstance(call.func, ast.Attribute)
-            else ()
-        )
+        makers = program.values(call.func.value) if isinstance(call.func, ast.Attribute) else ()
         made = [maker.call for maker in makers if isinstance(maker, CallResult)]
         return not any(_is_of_one(program, maker) for maker in made)
     return True
@@ -126,18 +114,12 @@ def _of_engine(program: Program, call: ast.Call) -> str:
     method = called_name(call)
     if owner is None or f"{DEEPSPEED}.{method}" not in _OF_FRAMEWORKS:
         return ""
-    origins = [
-        origin
-        for origin in written_values(program, owner)
-        if isinstance(origin, ast.Call)
-    ]
+    origins = [origin for origin in written_values(program, owner) if isinstance(origin, ast.Call)]
     if any(program.name_of(origin.func) == DEEPSPEED for origin in origins):
         return f"{DEEPSPEED}.{method}"
     is_hook = "lightning" in framework(program, program.source_of(call))
     return (
-        f"pytorch_lightning.Trainer.{method}"
-        if is_hook and last_name(owner) == "trainer"
-        else ""
+        f"pytorch_lightning.Trainer.{method}" if is_hook and last_name(owner) == "trainer" else ""
     )
 
 
@@ -161,10 +143,7 @@ def has_group(program: Program, call: ast.Call) -> bool:
 def _is_world(program: Program, value: ast.expr) -> bool:
     values = program.values(value)
     if values == {ConstantValue(None)}:  # or None at first, and later something unknown
-        return all(
-            isinstance(origin, ast.Constant)
-            for origin in written_values(program, value)
-        )
+        return all(isinstance(origin, ast.Constant) for origin in written_values(program, value))
     return values in (
         frozenset({Library("torch.distributed.GroupMember.WORLD")}),
         frozenset({Library("torch.distributed.group.WORLD")}),
@@ -175,15 +154,10 @@ def _is_group(program: Program, value: ast.expr) -> bool:
     if _is_world(program, value):
         return False
     made = any(
-        isinstance(result, CallResult) and "new_" in result.name
-        for result in program.values(value)
+        isinstance(result, CallResult) and "new_" in result.name for result in program.values(value)
     )
     name = last_name(value).lower()
-    return (
-        made
-        or name.endswith("group")
-        or not {"group", "pg", "mesh"}.isdisjoint(name.split("_"))
-    )
+    return made or name.endswith("group") or not {"group", "pg", "mesh"}.isdisjoint(name.split("_"))
 
 
 def collectives_in(
@@ -193,17 +167,13 @@ def collectives_in(
     itself. Of a function that is called, those that it calls under no condition."""
     likely = likely_collective_names(program)
     for call in nodes_in(node, ast.Call):
-        if called_name(call) not in likely or (
-            depth and _may_be_left_out(program, call)
-        ):
+        if called_name(call) not in likely or (depth and _may_be_left_out(program, call)):
             continue
         if name := collective(program, call):
             yield name, (call,)
         elif depth < DEEPEST and not has_group(program, call):
             function = _callee(program, call)
-            for inner, chain in (
-                collectives_of(program, function, depth) if function else ()
-            ):
+            for inner, chain in collectives_of(program, function, depth) if function else ():
                 yield inner, (call, *chain)
 
 
@@ -243,8 +213,7 @@ def _may_be_left_out(program: Program, call: ast.Call) -> bool:
     """Whether a condition decides that is not known from here; that there are several processes
     is."""
     return any(
-        says_distributed(program, test) is not holds
-        for test, holds in conditions(program, call)
+        says_distributed(program, test) is not holds for test, holds in conditions(program, call)
     )
 
 
@@ -262,9 +231,7 @@ def likely_collective_names(program: Program) -> set[str]:
                     if binding.imported:
                         callers[binding.imported.rpartition(".")[2]].add(name)
         for called, calls in index.calls.items():
-            callers[called].update(
-                map(_name_around, {scope_of(call) for call in calls})
-            )
+            callers[called].update(map(_name_around, {scope_of(call) for call in calls}))
     pending = list(likely)
     while pending:
         new = callers[pending.pop()] - likely - {""}
@@ -296,9 +263,7 @@ def has_counterpart(program: Program, call: ast.Call, name: str) -> bool:
     function = enclosing_function(call) or program.source_of(call).tree
     written = _written(program, call)
     return any(
-        other_name == name
-        and chain[0] is not call
-        and _written(program, chain[0]) != written
+        other_name == name and chain[0] is not call and _written(program, chain[0]) != written
         for other_name, chain in collectives_in(program, function)
         if any(rank_tests_at(program, chain[0]))
     )
@@ -307,16 +272,12 @@ def has_counterpart(program: Program, call: ast.Call, name: str) -> bool:
 def _written(program: Program, node: ast.AST) -> list[tuple[str, bool]]:
     """The conditions on ranks around it."""
     held = conditions(program, node)
-    return [
-        (ast.dump(test), holds) for test, holds in held if rank_tests(program, test)
-    ]
+    return [(ast.dump(test), holds) for test, holds in held if rank_tests(program, test)]
 
 
 def who_calls(test: RankTest) -> str:
     if test.is_main:
         return (
-            "only one process of each node calls"
-            if test.kind == "local"
-            else "only rank 0 calls"
+            "only one process of each node calls" if test.kind == "local" else "only rank 0 calls"
         )
     return "only some ranks call" if test.is_main is None else "all ranks but one call"

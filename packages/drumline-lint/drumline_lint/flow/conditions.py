@@ -9,19 +9,11 @@ from collections.abc import Iterator
 from drumline_lint.program import ranks
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import (
-    ancestors,
-    block_of,
-    called_name,
-    last_name,
-    parent_of,
-)
+from drumline_lint.program.tree import ancestors, block_of, called_name, last_name, parent_of
 from drumline_lint.program.value import ConstantValue, RankTest
 
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-_OPTION = re.compile(
-    r"(^|\W)(args|opts?|cfg|config|options|flags|hparams|params|self\.config)\b"
-)
+_OPTION = re.compile(r"(^|\W)(args|opts?|cfg|config|options|flags|hparams|params|self\.config)\b")
 _DEBUGGING = re.compile(
     r"((is|do|use|run|enable|only)_)?"
     r"(debug(ging)?|dry_?run|test|profil(e|er|ing)|inspect|(eval|validate)_only)(_(mode|run|only))?"
@@ -40,9 +32,7 @@ def rank_tests_at(
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return
         if isinstance(outer, ast.With):
-            yield from (
-                _FIRST for item in outer.items if _is_for_first(item.context_expr)
-            )
+            yield from (_FIRST for item in outer.items if _is_for_first(item.context_expr))
 
 
 def rank_tests(program: Program, test: ast.expr, holds: bool = True) -> list[RankTest]:
@@ -66,10 +56,7 @@ def _asks_for_other(test: ast.expr) -> bool:
         is_number = isinstance(number, int) or str(number).isdecimal()
         return is_constant and not is_number
     name = test.operand if isinstance(test, ast.UnaryOp) else test
-    return isinstance(name, (ast.Name, ast.Attribute)) and last_name(name) in (
-        "gpu",
-        "gpu_id",
-    )
+    return isinstance(name, (ast.Name, ast.Attribute)) and last_name(name) in ("gpu", "gpu_id")
 
 
 def names_option(written: str) -> bool:
@@ -102,9 +89,7 @@ def conditions(
         elif isinstance(outer, ast.BoolOp) and isinstance(inner, ast.expr):
             for earlier in outer.values[: outer.values.index(inner)]:
                 yield earlier, isinstance(outer.op, ast.And)
-        elif isinstance(outer, COMPREHENSIONS) and not isinstance(
-            inner, ast.comprehension
-        ):
+        elif isinstance(outer, COMPREHENSIONS) and not isinstance(inner, ast.comprehension):
             yield from ((test, True) for each in outer.generators for test in each.ifs)
         if isinstance(inner, ast.stmt) and with_exits:
             yield from early_exits_before(program, inner)
@@ -116,8 +101,7 @@ def conditions(
 def is_dead(program: Program, node: ast.AST) -> bool:
     """Whether a constant keeps it from being run: `USE_DDP = False`."""
     return any(
-        isinstance(test, ast.Name)
-        and program.values(test) == {ConstantValue(not holds)}
+        isinstance(test, ast.Name) and program.values(test) == {ConstantValue(not holds)}
         for test, holds in conditions(program, node, with_exits=False)
     )
 
@@ -132,9 +116,7 @@ def split_condition(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return split_condition(test.operand, not holds)
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
-        return [
-            part for operand in test.values for part in split_condition(operand, holds)
-        ]
+        return [part for operand in test.values for part in split_condition(operand, holds)]
     return [(test, holds)]
 
 
@@ -144,9 +126,7 @@ def is_for_debugging(program: Program, node: ast.AST) -> bool:
     return any(asks_for_debugging(test) for test, holds in parts if holds)
 
 
-def early_exits_before(
-    program: Program, statement: ast.stmt
-) -> Iterator[tuple[ast.expr, bool]]:
+def early_exits_before(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
     """After `if rank != 0: return` the rest of the block is for rank 0."""
     block = block_of(statement)
     if not block:
@@ -159,9 +139,7 @@ def early_exits_before(
 
 
 @cached_query
-def _exits_of_block(
-    program: Program, first: ast.stmt
-) -> list[tuple[int, ast.expr, bool]]:
+def _exits_of_block(program: Program, first: ast.stmt) -> list[tuple[int, ast.expr, bool]]:
     """Of the block that begins with this statement: where each condition is asked, and whether it
     holds after it."""
     return [
@@ -178,9 +156,7 @@ def _passed(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, b
         if always_exits(program, statement.body) != others_end:
             yield statement.test, others_end
         elif not statement.orelse and ranks.is_about_being_distributed(statement.test):
-            is_entered = not rank_tests(
-                program, statement.test
-            )  # `if dist.is_initialized():`
+            is_entered = not rank_tests(program, statement.test)  # `if dist.is_initialized():`
     for inner in getattr(statement, "body", ()) if is_entered else ():
         yield from _passed(program, inner)
 
@@ -246,8 +222,5 @@ def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         turned = isinstance(test.ops[0], (ast.IsNot, ast.NotEq))
         if turned or isinstance(test.ops[0], (ast.Is, ast.Eq)):
-            return (
-                f"{ast.dump(test.left)} {ast.dump(test.comparators[0])}",
-                holds != turned,
-            )
+            return f"{ast.dump(test.left)} {ast.dump(test.comparators[0])}", holds != turned
     return ast.dump(test), holds

@@ -61,23 +61,12 @@ def distributed_sources(program: Program) -> set[Source]:
     file that does. Importing from such a file, or reading a rank, is not enough.
     """
     return {
-        source
-        for source in with_imported(program, _starting(program))
-        if not _is_mocked(source)
+        source for source in with_imported(program, _starting(program)) if not _is_mocked(source)
     }
 
 
 _SPAWN = "torch.multiprocessing.spawn"
-_BEGINNINGS = (
-    INIT,
-    DDP,
-    *FSDP,
-    ACCELERATOR,
-    FABRIC,
-    DEEPSPEED,
-    _SPAWN,
-    "drumline.DDPManager",
-)
+_BEGINNINGS = (INIT, DDP, *FSDP, ACCELERATOR, FABRIC, DEEPSPEED, _SPAWN, "drumline.DDPManager")
 _ONE_GPU = re.compile(r"(^|\s)(-g|--(n_?|num_?)?gpus)[ =]1(\s|$)")
 _FOR_ONE = re.compile(r"(single|one|1)_?(gpu|process|device)|no_?ddp|non_?dist")
 
@@ -95,27 +84,19 @@ def starts_ranks(program: Program, source: Source) -> bool:
         return True
     beginning = {enclosing_function(call) for call in program.all_calls(INIT)} - {None}
     names = {function.name for function in beginning if function is not None}
-    calls = [
-        call for name in names for call in program.index(source).calls.get(name, ())
-    ]
+    calls = [call for name in names for call in program.index(source).calls.get(name, ())]
     return any(program.function_of(call) in beginning for call in calls)
 
 
 def _is_for_one(program: Program, source: Source) -> bool:
     is_named = _FOR_ONE.search(source.path.stem.lower()) is not None
-    return (
-        is_named
-        or _spawns_one_process(program, source)
-        or _is_started_alone(program, source)
-    )
+    return is_named or _spawns_one_process(program, source) or _is_started_alone(program, source)
 
 
 def _spawns_one_process(program: Program, source: Source) -> bool:
     """`spawn(train, nprocs=1)`"""
     counts = [argument(call, 2, "nprocs") for call in _spawns(program, source)]
-    return bool(counts) and all(
-        ConstantValue(1) in program.values(count) for count in counts
-    )
+    return bool(counts) and all(ConstantValue(1) in program.values(count) for count in counts)
 
 
 def _spawns(program: Program, source: Source) -> list[ast.Call]:
@@ -151,9 +132,7 @@ def is_of_ranks(program: Program, source: Source) -> bool:
 def _run_by_main_files(program: Program) -> tuple[set[Source], set[Source]]:
     """What is run by files that start several processes and that nothing but tests imports, and
     what is run by other files that nothing imports."""
-    main_files = [
-        source for source in program.sources if _is_main_file(program, source)
-    ]
+    main_files = [source for source in program.sources if _is_main_file(program, source)]
     starting = [source for source in main_files if starts_ranks(program, source)]
     plain = [source for source in main_files if not starts_ranks(program, source)]
     return run_by(program, starting), run_by(program, plain)
@@ -166,8 +145,7 @@ def programs_of_ranks(program: Program) -> list[Source]:
     started = [
         source
         for source in program.sources
-        if not source.is_test
-        and (_is_main_file(program, source) or "__main__" in source.text)
+        if not source.is_test and (_is_main_file(program, source) or "__main__" in source.text)
     ]
     return [
         main_file
@@ -201,22 +179,17 @@ def run_by(program: Program, sources: list[Source]) -> set[Source]:
 
 
 _NODES = re.compile(
-    r"--nnodes[= ](?!\$|1\b)|--nodes[= ](?!\$|1\b)|\b[2-9] nodes|\bmulti[-_ ]?node",
-    re.IGNORECASE,
+    r"--nnodes[= ](?!\$|1\b)|--nodes[= ](?!\$|1\b)|\b[2-9] nodes|\bmulti[-_ ]?node", re.IGNORECASE
 )
 
 
 def has_several_nodes(program: Program, source: Source) -> bool:
     """Whether scripts start its program on several nodes, or a text of the file says so."""
     launches = [
-        launch
-        for file in connected(program, source)
-        for launch in program.launches_of(file)
+        launch for file in connected(program, source) for launch in program.launches_of(file)
     ]
     counts = [
-        count
-        for launch in launches
-        for count in (least_nodes(launch), started_on_nodes(launch))
+        count for launch in launches for count in (least_nodes(launch), started_on_nodes(launch))
     ]
     nodes = max((count for count in counts if count is not None), default=0)
     return nodes > 1 if nodes else _NODES.search(source.text) is not None
@@ -230,9 +203,7 @@ _OF_SCHEDULERS = re.compile(r"SLURM_|OMPI_|MPI")
 # `args.rank, args.gpu, args.world_size = 0, 0, 1`, where no launcher has set the variables.
 _GOES_ALONE = re.compile(r"world_size\s*=(?:[^=\n]*,)?\s*1\s*$", re.MULTILINE)
 _SPAWNS = ("spawn", "start_processes")
-_OF_LAUNCHERS = (
-    "RANK LOCAL_RANK WORLD_SIZE SLURM_PROCID SLURM_NTASKS OMPI_COMM_WORLD_RANK".split()
-)
+_OF_LAUNCHERS = "RANK LOCAL_RANK WORLD_SIZE SLURM_PROCID SLURM_NTASKS OMPI_COMM_WORLD_RANK".split()
 
 
 def _is_started_alone(program: Program, source: Source) -> bool:
@@ -241,24 +212,17 @@ def _is_started_alone(program: Program, source: Source) -> bool:
     spawns = next(program.calls(source, _SPAWN), None) is not None
     files = connected(program, source)
     needs_launcher = not any(_GOES_ALONE.search(file.text) for file in files) and any(
-        _OF_SCHEDULERS.search(file.text) or _starts_ranks(program, file)
-        for file in files
+        _OF_SCHEDULERS.search(file.text) or _starts_ranks(program, file) for file in files
     )
-    is_plain = not needs_launcher and not any(
-        _MAY_START_RANKS.search(file.text) for file in files
-    )
-    return bool(started) and all(
-        _is_of_one_process(launch, spawns, is_plain) for launch in started
-    )
+    is_plain = not needs_launcher and not any(_MAY_START_RANKS.search(file.text) for file in files)
+    return bool(started) and all(_is_of_one_process(launch, spawns, is_plain) for launch in started)
 
 
 @cached_query
 def _starts_ranks(program: Program, source: Source) -> bool:
     """Whether a file surely starts ranks, or cannot run without a launcher."""
     starts = _spawns(program, source)
-    if any(
-        is_always_run(program, call) for call in (*program.calls(source, INIT), *starts)
-    ):
+    if any(is_always_run(program, call) for call in (*program.calls(source, INIT), *starts)):
         return True
     return any(
         isinstance(read.slice, ast.Constant)
@@ -274,9 +238,7 @@ def programs_with_ranks(program: Program, source: Source) -> tuple[int, int]:
     """How many programs run a file, and how many of them surely have several processes: they cannot
     run without a launcher, or are started with several."""
     main_files = _main_files_by_source(program)[source] or [source]
-    with_ranks = [
-        main_file for main_file in main_files if _surely_has_ranks(program, main_file)
-    ]
+    with_ranks = [main_file for main_file in main_files if _surely_has_ranks(program, main_file)]
     return len(main_files), len(with_ranks)
 
 
@@ -285,17 +247,14 @@ def _surely_has_ranks(program: Program, main_file: Source) -> bool:
     if _is_for_one(program, main_file):
         return False
     files = run_by(program, [main_file])
-    return _is_launched(program, main_file) or any(
-        _starts_ranks(program, file) for file in files
-    )
+    return _is_launched(program, main_file) or any(_starts_ranks(program, file) for file in files)
 
 
 @cached_query
 def _is_launched(program: Program, source: Source) -> bool:
     """Whether a script or a README starts it as several processes."""
     return any(
-        launch.kind != PYTHON
-        and not _is_of_one_process(launch, spawns=True, is_plain=False)
+        launch.kind != PYTHON and not _is_of_one_process(launch, spawns=True, is_plain=False)
         for launch in program.starts_of(source)
     )
 
@@ -314,9 +273,7 @@ def is_always_run(program: Program, call: ast.Call) -> bool:
     """Whether no condition is around it, nor around some call of its function."""
     function = enclosing_function(call)
     callers = program.callers(function) if function is not None else []
-    is_called = not callers or any(
-        _is_unconditional(program, caller) for caller in callers
-    )
+    is_called = not callers or any(_is_unconditional(program, caller) for caller in callers)
     return is_called and _is_unconditional(program, call)
 
 
@@ -329,15 +286,9 @@ def _is_unconditional(program: Program, call: ast.Call) -> bool:
 def _is_of_one_process(launch: Launch, spawns: bool, is_plain: bool) -> bool:
     """`spawns`: whether its file starts ranks; `is_plain`: whether nothing in its program does, or
     needs a launcher."""
-    if launch.kind == PYTHON and _ONE_GPU.search(
-        " ".join(word.text for word in launch.arguments)
-    ):
+    if launch.kind == PYTHON and _ONE_GPU.search(" ".join(word.text for word in launch.arguments)):
         return True  # it is told so
-    is_here = (
-        launch.srun is None
-        and not launch.is_elsewhere
-        and "RANK" not in launch.script.text
-    )
+    is_here = launch.srun is None and not launch.is_elsewhere and "RANK" not in launch.script.text
     if launch.kind == PYTHON and is_here and is_plain:
         return True
     visible = variable(launch, "CUDA_VISIBLE_DEVICES")
@@ -436,9 +387,7 @@ def _savers(sources: Sequence[Source]) -> dict[tuple[str, str], list[Source]]:
     return savers
 
 
-def _saving_for(
-    source: Source, savers: dict[tuple[str, str], list[Source]]
-) -> list[Source]:
+def _saving_for(source: Source, savers: dict[tuple[str, str], list[Source]]) -> list[Source]:
     """The files beside it that save a checkpoint of the name that this one loads."""
     if "load_state_dict(" not in source.text:
         return []
@@ -464,6 +413,4 @@ def _names(text: str) -> Iterator[str]:
         package = statement["package"]
         joint = "" if package.endswith(".") else "."
         yield package
-        yield from (
-            f"{package}{joint}{name}" for name in _NAME.findall(statement["parts"])
-        )
+        yield from (f"{package}{joint}{name}" for name in _NAME.findall(statement["parts"]))

@@ -17,15 +17,7 @@ from drumline_lint.flow.conditions import (
     rank_tests_at,
     split_condition,
 )
-from drumline_lint.program.names import (
-    ACCELERATOR,
-    COLLECTIVES,
-    DDP,
-    DEEPSPEED,
-    FABRIC,
-    FSDP,
-    INIT,
-)
+from drumline_lint.program.names import ACCELERATOR, COLLECTIVES, DDP, DEEPSPEED, FABRIC, FSDP, INIT
 from drumline_lint.program.program import Program
 from drumline_lint.program.ranks import OF_VARIABLE, is_world_size
 from drumline_lint.program.tree import (
@@ -47,26 +39,20 @@ Guards = frozenset[RankTest]
 MOST_CALLERS = 20
 DEEPEST = 2
 _JOINING = COLLECTIVES | {INIT, DDP, *FSDP, FABRIC, DEEPSPEED, "drumline.DDPManager"}
-_JOINING_NAME = re.compile(
-    r"init\w*(dist|process_group|ddp)|setup\w*(dist|ddp)", re.IGNORECASE
-)
+_JOINING_NAME = re.compile(r"init\w*(dist|process_group|ddp)|setup\w*(dist|ddp)", re.IGNORECASE)
 # Flags that may let a single rank through, and objects that only a single rank may have.
 _GUARDING = re.compile(
     r"(^|_)(main|master|rank|rank0|primary|chief|leader|zero|coordinator|writer?|writes?|saver?|saves?|saving"
     r"|logger|tracker|recorder|wandb|tb|tensorboard|verbose|local)(_|\d|$)|should|is_first|is_root|root_(rank|proc)"
 )
-_GUARDED_NAME = re.compile(
-    r"rank_?0|rank_?zero|main_process|master|main_only|main_rank|is_main"
-)
+_GUARDED_NAME = re.compile(r"rank_?0|rank_?zero|main_process|master|main_only|main_rank|is_main")
 WAITING = ("barrier", "synchronize", "wait_for_everyone")
 _FLAGS = set(
     "ddp dist distributed is_ddp is_dist is_dist_avail_and_initialized is_distributed is_initialized "
     "is_parallel multi_gpu multigpu multiprocessing_distributed parallel use_ddp use_dist "
     "use_distributed".split()
 )
-_COUNTS = set(
-    "n_gpu n_gpus ngpu ngpus num_gpu num_gpus nprocs num_processes device_count".split()
-)
+_COUNTS = set("n_gpu n_gpus ngpu ngpus num_gpu num_gpus nprocs num_processes device_count".split())
 
 
 class Reach(IntEnum):
@@ -95,9 +81,7 @@ def reach_of(program: Program, node: ast.AST) -> Reach:
     return Reach.JOINED if is_joining else reach
 
 
-def _reach_of_function(
-    program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef
-) -> Reach:
+def _reach_of_function(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Reach:
     answers = program.answers[_reach_of_function]
     if function not in answers:
         answers[function] = Reach.UNKNOWN  # for a function that calls itself
@@ -106,12 +90,8 @@ def _reach_of_function(
     return reach
 
 
-def _find_reach(
-    program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef
-) -> Reach:
-    if guards_of_decorators(program, function) or _GUARDED_NAME.search(
-        function.name.lower()
-    ):
+def _find_reach(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Reach:
+    if guards_of_decorators(program, function) or _GUARDED_NAME.search(function.name.lower()):
         return Reach.UNKNOWN
     calls = program.callers(function)[:MOST_CALLERS]
     if not calls:
@@ -121,9 +101,7 @@ def _find_reach(
 
 def _reach_by(program: Program, function: FunctionNode, call: ast.Call) -> Reach:
     """A process that a call starts has neither the conditions nor the group of its parent."""
-    is_process = called_name(
-        call
-    ) != "Thread" and function in program.started_functions(call)
+    is_process = called_name(call) != "Thread" and function in program.started_functions(call)
     return Reach.CALLED if is_process else reach_of(program, call)
 
 
@@ -147,9 +125,7 @@ def _names_guard(test: ast.expr) -> bool:
     names = nodes_in(test, ast.Name, ast.Attribute)
     words = [last_name(name) for name in names if name not in divisors]
     words += [str(constant.value) for constant in nodes_in(test, ast.Constant)]
-    return "__name__" not in words and any(
-        _GUARDING.search(word.lower()) for word in words
-    )
+    return "__name__" not in words and any(_GUARDING.search(word.lower()) for word in words)
 
 
 def takes_turns(program: Program, node: ast.AST) -> bool:
@@ -192,14 +168,8 @@ def joins(program: Program, part: ast.AST) -> bool:
     if name == ACCELERATOR:  # tools of one process make one as well
         return "backward(" in program.source_of(part).text
     function = program.function_of(part)
-    is_by_name = (
-        function is None and _JOINING_NAME.search(called_name(part)) is not None
-    )
-    return (
-        name in _JOINING
-        or is_by_name
-        or (function is not None and _joins_in(program, function))
-    )
+    is_by_name = function is None and _JOINING_NAME.search(called_name(part)) is not None
+    return name in _JOINING or is_by_name or (function is not None and _joins_in(program, function))
 
 
 def _joins_in(program: Program, function: FunctionNode) -> bool:
@@ -237,13 +207,7 @@ def says_distributed(program: Program, test: ast.expr) -> bool | None:
     is_flag = _named(test) in _FLAGS
     values = program.assigned(test) if isinstance(test, ast.Name) else []
     is_computed = len(values) == 1 and isinstance(values[0], (ast.Compare, ast.Call))
-    return (
-        True
-        if is_flag
-        else says_distributed(program, values[0])
-        if is_computed
-        else None
-    )
+    return True if is_flag else says_distributed(program, values[0]) if is_computed else None
 
 
 def _named(test: ast.expr) -> str:
@@ -251,11 +215,7 @@ def _named(test: ast.expr) -> str:
     key = test.slice if isinstance(test, ast.Subscript) else None
     if isinstance(test, ast.Call) and called_name(test) == "get" and test.args:
         key = test.args[0]
-    name = (
-        key.value
-        if isinstance(key, ast.Constant)
-        else last_name(getattr(test, "func", test))
-    )
+    name = key.value if isinstance(key, ast.Constant) else last_name(getattr(test, "func", test))
     return str(name).lower().strip("_")
 
 
@@ -263,10 +223,7 @@ def _said_by_comparison(program: Program, test: ast.Compare) -> bool | None:
     operator = test.ops[0]
     left = test.left
     if isinstance(operator, (ast.In, ast.NotIn)):
-        is_variable = isinstance(left, ast.Constant) and left.value in (
-            *OF_VARIABLE,
-            "WORLD_SIZE",
-        )
+        is_variable = isinstance(left, ast.Constant) and left.value in (*OF_VARIABLE, "WORLD_SIZE")
         return isinstance(operator, ast.In) if is_variable else None
     values = program.values(test.comparators[0])
     constants = [value.value for value in values if isinstance(value, ConstantValue)]
@@ -275,9 +232,7 @@ def _said_by_comparison(program: Program, test: ast.Compare) -> bool | None:
     is_rank = any(isinstance(value, Rank) for value in program.values(left))
     if is_rank and constants in ([-1], [None]):
         return isinstance(operator, (ast.NotEq, ast.IsNot, ast.Gt))
-    is_int = (
-        isinstance(left, ast.Call) and called_name(left) == "int" and bool(left.args)
-    )
+    is_int = isinstance(left, ast.Call) and called_name(left) == "int" and bool(left.args)
     counted = left.args[0] if isinstance(left, ast.Call) and is_int else left
     is_count = _named(counted) in _COUNTS
     if (is_count or is_world_size(counted)) and constants in ([1], [2], [0]):
@@ -298,9 +253,7 @@ def guards_of_decorators(
     tests: set[RankTest] = set()
     for decorator in function.decorator_list:
         named = decorator.func if isinstance(decorator, ast.Call) else decorator
-        functions = [
-            value.node for value in program.values(named) if isinstance(value, Function)
-        ]
+        functions = [value.node for value in program.values(named) if isinstance(value, Function)]
         for decorating in functions:
             tests.update(_guards_in_wrapper(program, decorating))
         name = last_name(named).lower()
@@ -313,9 +266,7 @@ def _guards_in_wrapper(program: Program, decorator: FunctionNode) -> Guards:
     """The conditions under which a decorator, or the one that `only_on(rank)` makes, calls its
     function."""
     functions = [decorator, *nodes_in(decorator, *FUNCTIONS, into_functions=True)]
-    parameters = {
-        parameter.arg for function in functions for parameter in function.args.args
-    }
+    parameters = {parameter.arg for function in functions for parameter in function.args.args}
     calls = [
         call
         for call in nodes_in(decorator, ast.Call, into_functions=True)

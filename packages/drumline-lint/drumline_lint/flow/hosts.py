@@ -13,9 +13,7 @@ from drumline_lint.reading.source import Source
 
 ENVIRONMENT = Library("os.environ")
 # Code without these words may be for one node, which has one local rank 0.
-NODES = re.compile(
-    r"n_?nodes|num_nodes|node_?rank|nodeid|multi[-_ ]?node", re.IGNORECASE
-)
+NODES = re.compile(r"n_?nodes|num_nodes|node_?rank|nodeid|multi[-_ ]?node", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -29,9 +27,7 @@ class Setting:
 
 def settings(program: Program, source: Source) -> list[Setting]:
     """By an assignment, or `os.environ.update`."""
-    return program.cached(
-        ("settings", source), lambda: list(_find_settings(program, source))
-    )
+    return program.cached(("settings", source), lambda: list(_find_settings(program, source)))
 
 
 def _find_settings(program: Program, source: Source) -> Iterator[Setting]:
@@ -52,9 +48,7 @@ def _assigned(
         parts = getattr(value, "elts", None) or [None] * len(target.elts)
         for inner, part in zip(target.elts, parts, strict=False):
             yield from _assigned(program, inner, part, statement)
-    elif isinstance(target, ast.Subscript) and ENVIRONMENT in program.values(
-        target.value
-    ):
+    elif isinstance(target, ast.Subscript) and ENVIRONMENT in program.values(target.value):
         yield from _set(program, target.slice, value, statement)
 
 

@@ -42,9 +42,7 @@ def batch_loops(program: Program, source: Source) -> list[Loop]:
     """The loops of a file that call `.backward()` in every round, there or in a function that they
     call; not those that contain it only in another loop."""
     every = _loops_around_backward(program)
-    return sorted(
-        (loop for loop in every if program.source_of(loop) is source), key=position
-    )
+    return sorted((loop for loop in every if program.source_of(loop) is source), key=position)
 
 
 @cached_query
@@ -85,9 +83,7 @@ def outer_loops(program: Program, node: ast.AST, depth: int = 0) -> Iterator[Loo
     """The loops around a node, in its function and in its callers, innermost first."""
     yield from (outer for outer in ancestors(node) if isinstance(outer, LOOPS))
     function = enclosing_function(node)
-    for call in (
-        program.callers(function) if function is not None and depth < DEEPEST else ()
-    ):
+    for call in program.callers(function) if function is not None and depth < DEEPEST else ():
         yield from outer_loops(program, call, depth + 1)
 
 
@@ -121,9 +117,7 @@ def repeated(node: ast.AST) -> list[ast.AST]:
     its body."""
     if isinstance(node, ast.While):
         return [node.test, *node.body]
-    if isinstance(
-        node, (ast.For, ast.AsyncFor, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
-    ):
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
         return [*node.body]
     return [node]
 
@@ -147,9 +141,7 @@ def _calls_made(
 
 
 @cached_query
-def callees(
-    program: Program, node: ast.AST
-) -> list[tuple[ast.Call, FunctionNode | None]]:
+def callees(program: Program, node: ast.AST) -> list[tuple[ast.Call, FunctionNode | None]]:
     """The calls that are written in it, each with the function of the given files that it runs at
     once: not with a generator."""
     pairs = [(call, program.function_of(call)) for call in calls_in(node)]
@@ -182,9 +174,7 @@ def has_gradients_off(program: Program, node: ast.AST) -> bool:
         if isinstance(outer, ast.With) and _is_off(program, outer):
             return True
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return any(
-                _is_no_grad(program, decorator) for decorator in outer.decorator_list
-            )
+            return any(_is_no_grad(program, decorator) for decorator in outer.decorator_list)
     return False
 
 
@@ -198,16 +188,12 @@ def is_in_evaluation(program: Program, node: ast.AST) -> bool:
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("eval", "train")
         if is_after(node, call)
     ]
-    return bool(modes) and (last_name(modes[-1].func) == "eval") != _is_given_false(
-        modes[-1]
-    )
+    return bool(modes) and (last_name(modes[-1].func) == "eval") != _is_given_false(modes[-1])
 
 
 def _is_given_false(call: ast.Call) -> bool:
     """`model.train(False)` is `model.eval()`."""
-    return any(
-        isinstance(value, ast.Constant) and value.value is False for value in call.args
-    )
+    return any(isinstance(value, ast.Constant) and value.value is False for value in call.args)
 
 
 def _is_off(program: Program, block: ast.With) -> bool:

@@ -36,16 +36,12 @@ def has_sharded_states(program: Program, call: ast.Call) -> bool:
     started with one, and the call is not for runs without it."""
     if any(_asks_for_type(test) for test, _ in conditions(program, call)):
         return False
-    return _has_plugin(program, call) or _is_started_sharded(
-        program, program.source_of(call)
-    )
+    return _has_plugin(program, call) or _is_started_sharded(program, program.source_of(call))
 
 
 def _asks_for_type(test: ast.expr) -> bool:
     """`accelerator.distributed_type == DistributedType.DEEPSPEED`"""
-    return any(
-        node.attr == "distributed_type" for node in nodes_in(test, ast.Attribute)
-    )
+    return any(node.attr == "distributed_type" for node in nodes_in(test, ast.Attribute))
 
 
 def _has_plugin(program: Program, call: ast.Call) -> bool:
@@ -82,6 +78,4 @@ def _is_started_sharded(program: Program, source: Source) -> bool:
 def _starts_sharded(launch: Launch) -> bool:
     is_by_flag = not _SHARDING_FLAGS.isdisjoint(launch.flags)
     config = launch.config
-    return is_by_flag or (
-        config is not None and bool(_SHARDING_SETTING.search(config.text))
-    )
+    return is_by_flag or (config is not None and bool(_SHARDING_SETTING.search(config.text)))

@@ -58,9 +58,7 @@ def excluding_tests(program: Program, call: ast.Call) -> tuple[RankTest, ...]:
     tests = [*rank_tests_at(program, call, with_exits=False), *decorated]
     # a rank within a group says nothing about other groups
     certain = tuple(test for test in tests if test.is_needed and test.kind != "group")
-    if not certain or any(
-        isinstance(outer, ast.ExceptHandler) for outer in ancestors(call)
-    ):
+    if not certain or any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(call)):
         return ()
     return () if _is_for_one_process(program, call) or _is_by_turns(call) else certain
 
@@ -83,9 +81,7 @@ def _is_by_turns(call: ast.Call) -> bool:
         test = outer.test if isinstance(outer, (ast.If, ast.While)) else None
         if isinstance(outer, ast.While) and nodes_in(outer.test, ast.BinOp):
             return True
-        for compare in (
-            nodes_in(test, ast.Compare) if test is not None and turns else ()
-        ):
+        for compare in nodes_in(test, ast.Compare) if test is not None and turns else ():
             if "rank" in ast.unparse(compare).lower() and turns & {
                 name.id for name in nodes_in(compare, ast.Name)
             }:
@@ -108,6 +104,4 @@ def is_within(node: ast.AST, name: str) -> bool:
     """Whether it is in a block of `with model.NAME():`."""
     blocks = [outer for outer in ancestors(node) if isinstance(outer, ast.With)]
     items = [item.context_expr for block in blocks for item in block.items]
-    return any(
-        isinstance(item, ast.Call) and called_name(item) == name for item in items
-    )
+    return any(isinstance(item, ast.Call) and called_name(item) == name for item in items)

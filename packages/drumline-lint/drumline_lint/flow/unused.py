@@ -39,9 +39,7 @@ def lines_of_one_process(program: Program, source: Source) -> list[range]:
         return []
     reached = _reached(program)
     definitions = _definitions(program, source)
-    return [
-        _lines(definition) for definition in definitions if definition not in reached
-    ]
+    return [_lines(definition) for definition in definitions if definition not in reached]
 
 
 def _replaced(program: Program, source: Source) -> list[range]:
@@ -50,9 +48,7 @@ def _replaced(program: Program, source: Source) -> list[range]:
     definitions = _definitions(program, source)
     last = {definition.name: definition for definition in definitions}
     return [
-        _lines(definition)
-        for definition in definitions
-        if last[definition.name] is not definition
+        _lines(definition) for definition in definitions if last[definition.name] is not definition
     ]
 
 
@@ -112,9 +108,7 @@ def _reached(program: Program) -> set[Definition]:
             anywhere |= here
         for name in by_name.keys() & (here | anywhere):
             for definition in by_name[name]:
-                is_named = name in anywhere or source_of(definition) is source_of(
-                    statement
-                )
+                is_named = name in anywhere or source_of(definition) is source_of(statement)
                 if is_named and definition not in reached:
                     reached.add(definition)
                     pending.append(definition)
@@ -142,6 +136,4 @@ def _names_in_any_file(node: ast.AST) -> set[str]:
         names.update(alias.name.rpartition(".")[2] for alias in statement.names)
     constants = nodes_in(node, ast.Constant, into_functions=True)
     texts = (constant.value for constant in constants)
-    return names | {
-        text for text in texts if isinstance(text, str) and text.isidentifier()
-    }
+    return names | {text for text in texts if isinstance(text, str) and text.isidentifier()}

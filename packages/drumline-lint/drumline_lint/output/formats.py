@@ -40,11 +40,7 @@ def edit_regions(report: Report, finding: Finding) -> list[dict[str, Any]]:
     """Its edits in lines and columns as editors count them; not for notebooks, whose text is not
     the file's."""
     reading = report.readings.get(finding.place.path)
-    if (
-        reading is None
-        or reading.content is None
-        or is_notebook(report.readings, finding)
-    ):
+    if reading is None or reading.content is None or is_notebook(report.readings, finding):
         return []
     lines = split_lines(reading.content.text)
     return [_edit_region(edit, lines) for edit in finding.edits]
@@ -67,18 +63,14 @@ def _finding(report: Report, finding: Finding) -> dict[str, Any]:
 
 
 def _counts(findings: list[Finding]) -> dict[str, int]:
-    return {
-        severity.value: number for severity, number in by_severity(findings).items()
-    }
+    return {severity.value: number for severity, number in by_severity(findings).items()}
 
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 BASE = "%SRCROOT%"
 
 
-def as_sarif(
-    report: Report, rules: Mapping[str, Rule], *, version: str, folder: Path
-) -> str:
+def as_sarif(report: Report, rules: Mapping[str, Rule], *, version: str, folder: Path) -> str:
     """One run of the tool; paths inside `folder` are relative to it."""
     numbers = {number: index for index, number in enumerate(rules)}
     driver = {
@@ -92,23 +84,17 @@ def as_sarif(
         "originalUriBaseIds": {BASE: {"uri": f"{folder.as_uri()}/"}},
         "invocations": [{"executionSuccessful": not report.problems}],
         "results": [
-            _result(report, finding, numbers[finding.rule], folder)
-            for finding in report.everything
+            _result(report, finding, numbers[finding.rule], folder) for finding in report.everything
         ],
     }
-    return (
-        json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1)
-        + "\n"
-    )
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
     text = f"{rule.why}\n\nFix: {rule.fix}"
     markdown = text
     if rule.bad:
-        bad, good = (
-            f"```{rule.language}\n{code.strip()}\n```" for code in (rule.bad, rule.good)
-        )
+        bad, good = (f"```{rule.language}\n{code.strip()}\n```" for code in (rule.bad, rule.good))
         markdown += f"\n\nBad:\n\n{bad}\n\nGood:\n\n{good}"
     severity = "recommendation" if rule.severity == "note" else rule.severity.value
     return {
@@ -123,24 +109,18 @@ def _rule(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _result(
-    report: Report, finding: Finding, index: int, folder: Path
-) -> dict[str, Any]:
+def _result(report: Report, finding: Finding, index: int, folder: Path) -> dict[str, Any]:
     artifact = {"artifactLocation": _location(finding.place.path, folder)}
     result = {
         "ruleId": finding.rule,
         "ruleIndex": index,
         "level": finding.severity.value,
         "message": {"text": f"{_cell(finding)}{finding.message}\nFix: {finding.fix}"},
-        "locations": [
-            {"physicalLocation": {**artifact, "region": _region(report, finding)}}
-        ],
+        "locations": [{"physicalLocation": {**artifact, "region": _region(report, finding)}}],
     }
     if replacements := [_replacement(edit) for edit in edit_regions(report, finding)]:
         change = {**artifact, "replacements": replacements}
-        result["fixes"] = [
-            {"description": {"text": finding.fix}, "artifactChanges": [change]}
-        ]
+        result["fixes"] = [{"description": {"text": finding.fix}, "artifactChanges": [change]}]
     return result
 
 
@@ -153,9 +133,7 @@ def _location(path: str, folder: Path) -> dict[str, str]:
     whole = folder / path
     if whole.is_relative_to(folder) and ".." not in whole.parts:
         return {
-            "uri": quote(
-                whole.relative_to(folder).as_posix(), errors="surrogateescape"
-            ),
+            "uri": quote(whole.relative_to(folder).as_posix(), errors="surrogateescape"),
             "uriBaseId": BASE,
         }
     return {"uri": whole.resolve().as_uri()}
@@ -164,11 +142,7 @@ def _location(path: str, folder: Path) -> dict[str, str]:
 def _region(report: Report, finding: Finding) -> dict[str, int]:
     place = finding.place
     if place.cell is not None:  # a column within a cell is not a column of the file
-        return {
-            "startLine": line_in_file(
-                report.readings[place.path].data, place.cell, place.line
-            )
-        }
+        return {"startLine": line_in_file(report.readings[place.path].data, place.cell, place.line)}
     return _lines(place.line, place.column, place.end_line, place.end_column)
 
 
@@ -180,19 +154,10 @@ def _replacement(edit: dict[str, Any]) -> dict[str, Any]:
 def _lines(line: int, column: int, end_line: int, end_column: int) -> dict[str, int]:
     if end_line == line:
         end_column = max(end_column, column)
-    return {
-        "startLine": line,
-        "startColumn": column,
-        "endLine": end_line,
-        "endColumn": end_column,
-    }
+    return {"startLine": line, "startColumn": column, "endLine": end_line, "endColumn": end_column}
 
 
-COMMANDS = {
-    Severity.ERROR: "error",
-    Severity.WARNING: "warning",
-    Severity.NOTE: "notice",
-}
+COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 
 
 def as_github(report: Report) -> str:

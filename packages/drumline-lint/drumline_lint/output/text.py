@@ -65,22 +65,14 @@ def _found(report: Report) -> str:
 
 
 def _problems(report: Report) -> str:
-    paths = {
-        problem.place.path
-        for problem in report.problems
-        if problem.rule == UNREADABLE.id
-    }
+    paths = {problem.place.path for problem in report.problems if problem.rule == UNREADABLE.id}
     unwritten = len(paths & report.unwritten)
     counts = {"read": len(paths) - unwritten, "written": unwritten}
     sentences = [
-        f"{plural(count, 'file')} could not be {what}"
-        for what, count in counts.items()
-        if count
+        f"{plural(count, 'file')} could not be {what}" for what, count in counts.items() if count
     ]
     failed = sum(problem.rule == RULE_FAILED.id for problem in report.problems)
-    return ", ".join(
-        [*sentences, *([f"a rule failed {plural(failed, 'time')}"] if failed else [])]
-    )
+    return ", ".join([*sentences, *([f"a rule failed {plural(failed, 'time')}"] if failed else [])])
 
 
 def _sum(counts: Mapping[Severity, int]) -> str:
@@ -95,15 +87,11 @@ BEFORE_CARET = 60
 
 
 def as_text(report: Report, *, colour: bool = False) -> str:
-    blocks = [
-        "\n".join(_block(report, finding, colour)) for finding in report.everything
-    ]
+    blocks = ["\n".join(_block(report, finding, colour)) for finding in report.everything]
     return "\n".join([*blocks, _painted(summary_line(report), "1", colour)]) + "\n"
 
 
-def as_statistics(
-    report: Report, rules: Mapping[str, Rule], *, colour: bool = False
-) -> str:
+def as_statistics(report: Report, rules: Mapping[str, Rule], *, colour: bool = False) -> str:
     """A line for each rule, the most frequent first, and the closing line."""
     counts = statistics(report)
     width = max((len(f"{number:,}") for number in counts.values()), default=0)
@@ -134,9 +122,7 @@ def _shown(line: str, place: Place, paint: str, colour: bool) -> Iterator[str]:
     visible = line[first : first + WIDEST_LINE]
     indent = 0 if first else len(visible) - len(visible.lstrip())
     before = _harmless(line[first + indent : start])
-    marked = _harmless(
-        line[start : min(max(end, start + 1), first + len(visible))]
-    ).rstrip()
+    marked = _harmless(line[start : min(max(end, start + 1), first + len(visible))]).rstrip()
     carets = "^" + "~" * (_width(marked) - 1)
     yield f"    | {_harmless(visible[indent:]).rstrip()}"
     yield f"    | {' ' * _width(before)}{_painted(carets, paint, colour)}"
@@ -186,9 +172,7 @@ def as_explanation(rule: Rule) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return "\n\n".join(
-        textwrap.fill(" ".join(part.split()), 100) for part in text.split("\n\n")
-    )
+    return "\n\n".join(textwrap.fill(" ".join(part.split()), 100) for part in text.split("\n\n"))
 
 
 def _indented(code: str) -> str:

@@ -21,11 +21,7 @@ def argument(call: ast.Call, number: int | None, name: str) -> ast.expr | None:
     if number is None or not 0 <= number < len(call.args):
         return None
     before = call.args[: number + 1]
-    return (
-        None
-        if any(isinstance(value, ast.Starred) for value in before)
-        else call.args[number]
-    )
+    return None if any(isinstance(value, ast.Starred) for value in before) else call.args[number]
 
 
 def has_unknown_arguments(call: ast.Call) -> bool:
@@ -35,17 +31,13 @@ def has_unknown_arguments(call: ast.Call) -> bool:
     )
 
 
-def is_instance(
-    function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg
-) -> bool:
+def is_instance(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> bool:
     """Whether it is a method's `self`."""
     every = [*function.args.posonlyargs, *function.args.args]
     return _is_method(function) and bool(every) and every[0] is parameter
 
 
-def number_of(
-    function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg
-) -> int | None:
+def number_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> int | None:
     """Its position for callers; `self` is not counted."""
     every = [*function.args.posonlyargs, *function.args.args]
     return every.index(parameter) - _is_method(function) if parameter in every else None
@@ -56,24 +48,18 @@ def default_of(
 ) -> ast.expr | None:
     """Its default value."""
     every = [*function.args.posonlyargs, *function.args.args]
-    defaults = dict(
-        zip(reversed(every), reversed(function.args.defaults), strict=False)
-    )
+    defaults = dict(zip(reversed(every), reversed(function.args.defaults), strict=False))
     named = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
     defaults |= {keyword: default for keyword, default in named if default is not None}
     return defaults.get(parameter)
 
 
 def _is_method(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    is_static = any(
-        last_name(decorator) == "staticmethod" for decorator in function.decorator_list
-    )
+    is_static = any(last_name(decorator) == "staticmethod" for decorator in function.decorator_list)
     return enclosing_class(function) is not None and not is_static
 
 
-def calls_in_all(
-    program: ProgramView, full_names: tuple[str, ...]
-) -> Iterator[ast.Call]:
+def calls_in_all(program: ProgramView, full_names: tuple[str, ...]) -> Iterator[ast.Call]:
     """All calls of these in all given files."""
     for source in program.files.sources:
         yield from program.calls(source, *full_names)
@@ -93,9 +79,7 @@ def calls_in(
     ]
     for alias in aliases(program, source, (*by_last, *full_names)) - by_last.keys():
         matching += [
-            call
-            for call in calls.get(alias, ())
-            if program.name_of(call.func) in full_names
+            call for call in calls.get(alias, ()) if program.name_of(call.func) in full_names
         ]
     return iter(sorted(matching, key=position))
 

@@ -19,13 +19,7 @@ from drumline_lint.program.functions import (
     returned,
 )
 from drumline_lint.program.names import SYNC_BATCH_NORM
-from drumline_lint.program.queries import (
-    ProgramView,
-    any_of,
-    cached_query,
-    each,
-    unpacked,
-)
+from drumline_lint.program.queries import ProgramView, any_of, cached_query, each, unpacked
 from drumline_lint.program.tree import (
     LOOPS,
     Binding,
@@ -78,9 +72,7 @@ def of_call(program: ProgramView, node: ast.Call) -> Values:
     callees = program.values(node.func)
     values = union(_called(program, callee, node) for callee in callees)
     if not values and called_name(node):
-        named = frozenset(
-            callee for callee in callees if isinstance(callee, (Rank, RankTest))
-        )
+        named = frozenset(callee for callee in callees if isinstance(callee, (Rank, RankTest)))
         return named or ranks.by_name(called_name(node))
     return values
 
@@ -91,17 +83,13 @@ def _called(program: ProgramView, callee: Value, node: ast.Call) -> Values:
     if isinstance(callee, Method):
         if callee.name in PASSING_METHODS:
             return frozenset({callee.of})
-        return frozenset(
-            {CallResult(f"{name_of_owner(program, callee.of)}.{callee.name}", node)}
-        )
+        return frozenset({CallResult(f"{name_of_owner(program, callee.of)}.{callee.name}", node)})
     if isinstance(callee, Function):
         return returned(program, callee.node)
     if isinstance(callee, Class):
         return frozenset({Instance(callee.node)})
     if isinstance(callee, Instance):
-        return frozenset(
-            {CallResult(f"{callee.of.name}.{called_as(program, callee.of)}", node)}
-        )
+        return frozenset({CallResult(f"{callee.of.name}.{called_as(program, callee.of)}", node)})
     if isinstance(callee, CallResult):
         return frozenset({CallResult(f"{callee.name}()", node)})
     return frozenset({callee}) if isinstance(callee, (RankTest, Rank)) else NOTHING
@@ -109,22 +97,14 @@ def _called(program: ProgramView, callee: Value, node: ast.Call) -> Values:
 
 def _called_library(program: ProgramView, name: str, node: ast.Call) -> Values:
     if name in ranks.OF_FUNCTION:
-        return frozenset(
-            {Rank("group" if node.args or node.keywords else ranks.OF_FUNCTION[name])}
-        )
+        return frozenset({Rank("group" if node.args or node.keywords else ranks.OF_FUNCTION[name])})
     if name in ("os.getenv", "os.environ.get"):
         keys = program.values(node.args[0]) if node.args else NOTHING
         return frozenset().union(
-            *(
-                ranks.by_variable(key.value)
-                for key in keys
-                if isinstance(key, ConstantValue)
-            )
+            *(ranks.by_variable(key.value) for key in keys if isinstance(key, ConstantValue))
         )
     if name in PASSED_THROUGH and node.args:
-        passed = program.values(
-            node.args[-1] if name == "typing.cast" else node.args[0]
-        )
+        passed = program.values(node.args[-1] if name == "typing.cast" else node.args[0])
         return passed or frozenset({CallResult(name, node)})
     return frozenset({CallResult(name, node)})
 
@@ -171,9 +151,7 @@ def _of_operation(program: ProgramView, node: ast.BinOp) -> Values:
     if computed or not isinstance(node.op, ast.Div):
         return computed
     return frozenset(
-        value
-        for value in left
-        if isinstance(value, CallResult) and value.name == "pathlib.Path"
+        value for value in left if isinstance(value, CallResult) and value.name == "pathlib.Path"
     )
 
 
@@ -206,11 +184,7 @@ def _of_comparison(program: ProgramView, node: ast.Compare) -> Values:
 
 
 def _of_subscript(program: ProgramView, node: ast.Subscript) -> Values:
-    keys = [
-        value.value
-        for value in program.values(node.slice)
-        if isinstance(value, ConstantValue)
-    ]
+    keys = [value.value for value in program.values(node.slice) if isinstance(value, ConstantValue)]
     values: set[Value] = set()
     for value in program.values(node.value):
         if value == Library("os.environ"):
@@ -244,20 +218,14 @@ def reaching_bindings(bindings: list[Binding], use: ast.Name) -> list[Binding]:
     if len(plain) < 2:
         return plain or bindings
     before = [binding for binding in plain if _is_before(binding, use, around)]
-    certain = [
-        number for number, binding in enumerate(before) if _is_certain(binding, around)
-    ]
+    certain = [number for number, binding in enumerate(before) if _is_certain(binding, around)]
     reaching = [
         binding
         for binding in before[certain[-1] if certain else 0 :]
         if not _is_in_other_branch(binding, around)
     ]
     loops = [node for node in around if isinstance(node, LOOPS)]
-    is_fresh = (
-        bool(certain)
-        and bool(loops)
-        and loops[-1] in ancestors(before[certain[-1]].node)
-    )
+    is_fresh = bool(certain) and bool(loops) and loops[-1] in ancestors(before[certain[-1]].node)
     if loops and not is_fresh:
         reaching += [
             binding
@@ -304,9 +272,7 @@ def of_name(program: ProgramView, node: ast.Name) -> Values:
     bindings = bindings_of(program, node)
     if bindings is None:
         return _of_unbound(program, node)
-    return union(bound(program, binding) for binding in bindings) or ranks.by_name(
-        node.id
-    )
+    return union(bound(program, binding) for binding in bindings) or ranks.by_name(node.id)
 
 
 @cached_query
@@ -348,9 +314,7 @@ def _of_unbound(program: ProgramView, node: ast.Name) -> Values:
 
 
 def exported(program: ProgramView, source: Source, name: str) -> Values:
-    return program.meanings.once(
-        (source, name), lambda: _export(program, source, name), NOTHING
-    )
+    return program.meanings.once((source, name), lambda: _export(program, source, name), NOTHING)
 
 
 def _export(program: ProgramView, source: Source, name: str) -> Values:
@@ -412,9 +376,7 @@ def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
     makers = {owner.name for owner in owners if isinstance(owner, CallResult)}
     named = ranks.of_member(makers, last_name(node.value), node.attr)
     says_less = all(isinstance(value, (Method, ConstantValue)) for value in values)
-    return (
-        named if named and says_less and not ranks.is_other_number(values) else values
-    )
+    return named if named and says_less and not ranks.is_other_number(values) else values
 
 
 def _member(program: ProgramView, owner: Value, name: str) -> Values:
@@ -426,30 +388,22 @@ def _member(program: ProgramView, owner: Value, name: str) -> Values:
         as_module: Values = NOTHING if inner is None else frozenset({Module(inner)})
         return exported(program, owner.source, name) or as_module
     if isinstance(owner, CallResult):
-        if (
-            name == "module" and owner.call.args
-        ):  # the wrapped model of DDP and DataParallel
+        if name == "module" and owner.call.args:  # the wrapped model of DDP and DataParallel
             return program.values(owner.call.args[0])
         return frozenset({Method(owner, name)})
     if isinstance(owner, (Instance, Class)):
-        return program.meanings.memo(
-            (owner, name), lambda: _find_member(program, owner, name)
-        )
+        return program.meanings.memo((owner, name), lambda: _find_member(program, owner, name))
     return frozenset({owner}) if isinstance(owner, LoopItem) else NOTHING
 
 
 def _find_member(program: ProgramView, owner: Instance | Class, name: str) -> Values:
     places = ancestry(program, owner.of if isinstance(owner, Instance) else owner.node)
     for place in places:
-        if not isinstance(place, str) and (
-            values := _own_member(program, place, name, owner)
-        ):
+        if not isinstance(place, str) and (values := _own_member(program, place, name, owner)):
             return frozenset(values)
     is_of_library = any(isinstance(place, str) for place in places)
     return (
-        frozenset({Method(owner, name)})
-        if is_of_library and not ranks.by_name(name)
-        else NOTHING
+        frozenset({Method(owner, name)}) if is_of_library and not ranks.by_name(name) else NOTHING
     )
 
 
@@ -476,36 +430,21 @@ def _own_member(
 def _is_self_of(expression: ast.expr, node: ast.ClassDef) -> bool:
     """Whether it is the first parameter of one of the class's methods."""
     function = scope_of(expression)
-    if not isinstance(expression, ast.Name) or not isinstance(
-        function, ast.FunctionDef
-    ):
+    if not isinstance(expression, ast.Name) or not isinstance(function, ast.FunctionDef):
         return False
     every = [*function.args.posonlyargs, *function.args.args]
-    return (
-        enclosing_class(function) is node
-        and bool(every)
-        and every[0].arg == expression.id
-    )
+    return enclosing_class(function) is node and bool(every) and every[0].arg == expression.id
 
 
 def _is_property(function: FunctionNode) -> bool:
     decorators = getattr(function, "decorator_list", [])
-    return any(
-        last_name(decorator) in ("property", "cached_property")
-        for decorator in decorators
-    )
+    return any(last_name(decorator) in ("property", "cached_property") for decorator in decorators)
 
 
 def _assigned_nearby(program: ProgramView, node: ast.Attribute) -> Values:
     """`args.gpu` is what the same file assigns to it."""
     written = dotted(node.value)
-    targets = (
-        program.files.index(source_of(node)).attributes.get(node.attr, ())
-        if written
-        else ()
-    )
+    targets = program.files.index(source_of(node)).attributes.get(node.attr, ()) if written else ()
     return union(
-        bound(program, binding)
-        for target, binding in targets
-        if dotted(target.value) == written
+        bound(program, binding) for target, binding in targets if dotted(target.value) == written
     )

@@ -13,15 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from drumline_lint.program.tree import (
-    COMPACT,
-    FIELDS,
-    SCOPES,
-    Binding,
-    Index,
-    Scope,
-    called_name,
-)
+from drumline_lint.program.tree import COMPACT, FIELDS, SCOPES, Binding, Index, Scope, called_name
 from drumline_lint.reading.source import Source
 
 _SCOPE_KINDS = frozenset(SCOPES)
@@ -148,18 +140,12 @@ def _bind(name: str, scope: Scope, binding: Binding) -> None:
     home: Scope | None = scope
     if name in scope.elsewhere:
         home = scope.outer
-        while (
-            home is not None
-            and home.outer is not None
-            and scope.elsewhere[name] == "global"
-        ):
+        while home is not None and home.outer is not None and scope.elsewhere[name] == "global":
             home = home.outer
     (home or scope).names[name].append(binding)
 
 
-def _bind_target(
-    target: ast.expr, scope: Scope, index: Index, binding: Binding
-) -> None:
+def _bind_target(target: ast.expr, scope: Scope, index: Index, binding: Binding) -> None:
     if isinstance(target, ast.Name):
         _bind(target.id, scope, binding)
     elif isinstance(target, ast.Attribute):
@@ -168,17 +154,13 @@ def _bind_target(
         _bind_target(target.value, scope, index, Binding(binding.node, kind="other"))
     elif isinstance(target, (ast.Tuple, ast.List)):
         for number, part in enumerate(target.elts):
-            inner = Binding(
-                binding.node, binding.value, binding.kind, (*binding.path, number)
-            )
+            inner = Binding(binding.node, binding.value, binding.kind, (*binding.path, number))
             _bind_target(part, scope, index, inner)
 
 
 def _bind_parameters(every: Any, scope: Scope, index: Index) -> None:
     scope = index.scopes[every._up]
-    extra = [
-        parameter for parameter in (every.vararg, every.kwarg) if parameter is not None
-    ]
+    extra = [parameter for parameter in (every.vararg, every.kwarg) if parameter is not None]
     for parameter in (*every.posonlyargs, *every.args, *every.kwonlyargs):
         scope.names[parameter.arg].append(Binding(parameter, kind="parameter"))
     for parameter in extra:
@@ -192,9 +174,7 @@ def _assign(node: ast.Assign, scope: Scope, index: Index) -> None:
 
 def _assign_one(node: Any, scope: Scope, index: Index) -> None:
     value = None if isinstance(node, ast.AugAssign) else node.value
-    _bind_target(
-        node.target, scope, index, Binding(node, value, "assign" if value else "other")
-    )
+    _bind_target(node.target, scope, index, Binding(node, value, "assign" if value else "other"))
 
 
 def _each(node: Any, scope: Scope, index: Index) -> None:
@@ -205,10 +185,7 @@ def _enter(node: Any, scope: Scope, index: Index) -> None:
     for item in node.items:
         if item.optional_vars is not None:
             _bind_target(
-                item.optional_vars,
-                scope,
-                index,
-                Binding(node, item.context_expr, "entered"),
+                item.optional_vars, scope, index, Binding(node, item.context_expr, "entered")
             )
 
 
@@ -216,9 +193,7 @@ def _import(node: ast.Import, scope: Scope, index: Index) -> None:
     for alias in node.names:
         top = alias.name.partition(".")[0]
         imported = alias.name if alias.asname else top
-        _bind(
-            alias.asname or top, scope, Binding(node, kind="import", imported=imported)
-        )
+        _bind(alias.asname or top, scope, Binding(node, kind="import", imported=imported))
 
 
 def _import_from(node: ast.ImportFrom, scope: Scope, index: Index) -> None:
@@ -228,11 +203,7 @@ def _import_from(node: ast.ImportFrom, scope: Scope, index: Index) -> None:
             _bind("*", scope, Binding(node, kind="star", imported=package))
         else:
             full = f"{package}{'' if package.endswith('.') else '.'}{alias.name}"
-            _bind(
-                alias.asname or alias.name,
-                scope,
-                Binding(node, kind="import", imported=full),
-            )
+            _bind(alias.asname or alias.name, scope, Binding(node, kind="import", imported=full))
 
 
 def _define(node: Any, scope: Scope, index: Index) -> None:
@@ -334,25 +305,16 @@ class Files:
             return None
         folders = list(seen_from.path.parents)
         if dots or not candidates:
-            return (
-                self._module_in(folders[dots - 1], parts)
-                if dots <= len(folders)
-                else None
-            )
+            return self._module_in(folders[dots - 1], parts) if dots <= len(folders) else None
         for folder in folders:
             if module := self._module_in(folder, parts):
                 return module
         fitting = [
             source
             for source in candidates
-            if _ends_with(source.path, parts)
-            and _is_beside(source.path, parts, folders)
+            if _ends_with(source.path, parts) and _is_beside(source.path, parts, folders)
         ]
-        return max(
-            fitting,
-            key=lambda source: _shared(source.path, seen_from.path),
-            default=None,
-        )
+        return max(fitting, key=lambda source: _shared(source.path, seen_from.path), default=None)
 
     def _module_in(self, folder: Path, parts: list[str]) -> Source | None:
         inner = folder.joinpath(*parts)
@@ -369,9 +331,7 @@ class Files:
         sources = defaultdict(list)
         for source in self.sources:
             is_package = source.path.name == "__init__.py"
-            sources[source.path.parent.name if is_package else source.path.stem].append(
-                source
-            )
+            sources[source.path.parent.name if is_package else source.path.stem].append(source)
         return sources
 
 
@@ -386,9 +346,7 @@ def package_of(name: str) -> str:
 
 def _ends_with(path: Path, parts: list[str]) -> bool:
     module_parts = (
-        [*path.parts[:-1]]
-        if path.name == "__init__.py"
-        else [*path.parts[:-1], path.stem]
+        [*path.parts[:-1]] if path.name == "__init__.py" else [*path.parts[:-1], path.stem]
     )
     return module_parts[-len(parts) :] == parts
 

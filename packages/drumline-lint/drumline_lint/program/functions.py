@@ -43,14 +43,10 @@ from drumline_lint.program.value import (
 
 def ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | str]:
     """The class and its base classes, nearest first; those of libraries by name."""
-    return program.meanings.memo(
-        ("ancestry", node), lambda: _find_ancestry(program, node)
-    )
+    return program.meanings.memo(("ancestry", node), lambda: _find_ancestry(program, node))
 
 
-def _find_ancestry(
-    program: ProgramView, node: ast.ClassDef
-) -> list[ast.ClassDef | str]:
+def _find_ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | str]:
     classes: list[ast.ClassDef | str] = [node]
     for place in classes:
         for base in [] if isinstance(place, str) else place.bases:
@@ -64,17 +60,14 @@ def _find_ancestry(
 
 def is_module(program: ProgramView, node: ast.ClassDef) -> bool:
     return any(
-        isinstance(place, str) and place.endswith("nn.Module")
-        for place in ancestry(program, node)
+        isinstance(place, str) and place.endswith("nn.Module") for place in ancestry(program, node)
     )
 
 
 def method(program: ProgramView, node: ast.ClassDef, name: str) -> FunctionNode | None:
     for place in ancestry(program, node):
         if not isinstance(place, str):
-            for binding in (
-                program.files.index(source_of(place)).scopes[place].names.get(name, ())
-            ):
+            for binding in program.files.index(source_of(place)).scopes[place].names.get(name, ()):
                 if isinstance(binding.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                     return binding.node
     return None
@@ -93,14 +86,9 @@ def name_of_owner(program: ProgramView, owner: Value) -> str:
     if isinstance(owner, (Instance, Class)):
         node = owner.of if isinstance(owner, Instance) else owner.node
         return next(
-            (place for place in ancestry(program, node) if isinstance(place, str)),
-            node.name,
+            (place for place in ancestry(program, node) if isinstance(place, str)), node.name
         )
-    return (
-        f"{name_of_owner(program, owner.of)}.{owner.name}"
-        if isinstance(owner, Method)
-        else ""
-    )
+    return f"{name_of_owner(program, owner.of)}.{owner.name}" if isinstance(owner, Method) else ""
 
 
 _WORD = re.compile(r"\w+")
@@ -154,11 +142,7 @@ def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call
         owner is not None and function.name in ("forward", "__call__")
     ):
         return []  # calls of an instance cannot be found by name
-    by = (
-        owner.name
-        if owner is not None and function.name == "__init__"
-        else function.name
-    )
+    by = owner.name if owner is not None and function.name == "__init__" else function.name
     direct = []
     for source in program.files.calling.get(by, ()):
         calls = program.files.index(source).calls.get(by, ())
@@ -192,9 +176,7 @@ def started_functions(program: ProgramView, call: ast.Call) -> list[FunctionNode
     target = target_of(call)
     if target is None:  # as of nearly all
         return []
-    functions = [
-        value.node for value in program.values(target) if isinstance(value, Function)
-    ]
+    functions = [value.node for value in program.values(target) if isinstance(value, Function)]
     return list(dict.fromkeys(functions))
 
 
@@ -216,25 +198,17 @@ def of_parameter(program: ProgramView, parameter: ast.arg) -> Values:
     owner = enclosing_class(function)
     if owner is not None and is_instance(function, parameter):
         return frozenset({Instance(owner)})
-    return program.meanings.once(
-        parameter, lambda: _passed(program, function, parameter), NOTHING
-    )
+    return program.meanings.once(parameter, lambda: _passed(program, function, parameter), NOTHING)
 
 
 def function_with(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The function that it is a parameter of; not a lambda."""
     function = parent_of(parent_of(parameter) or parameter)
-    return (
-        function
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
-        else None
-    )
+    return function if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
 
 
 def _passed(
-    program: ProgramView,
-    function: ast.FunctionDef | ast.AsyncFunctionDef,
-    parameter: ast.arg,
+    program: ProgramView, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg
 ) -> Values:
     number = number_of(function, parameter)
     default = program.values(default_of(function, parameter))
@@ -246,18 +220,14 @@ def _passed(
         else:
             value = argument(call, number, parameter.arg)
             values |= program.values(value)
-            is_left_out = is_left_out or (
-                value is None and not has_unknown_arguments(call)
-            )
+            is_left_out = is_left_out or (value is None and not has_unknown_arguments(call))
     if values - {ConstantValue(None)}:
         return values | default if is_left_out else values
     named = NOTHING if ranks.is_other_number(default) else ranks.by_name(parameter.arg)
     return named or values | default
 
 
-def _given_to_started(
-    program: ProgramView, call: ast.Call, number: int | None
-) -> Values:
+def _given_to_started(program: ProgramView, call: ast.Call, number: int | None) -> Values:
     """The arguments of a function in a new process: its number, if it is passed, and `args`."""
     if number is not None and called_name(call) in _NUMBERING:
         if number == 0:
@@ -266,9 +236,7 @@ def _given_to_started(
     if number is None:
         return NOTHING
     values = unpacked(program, program.values(argument(call, 1, "args")), (number,))
-    is_counted = any(
-        isinstance(value, LoopItem) and _is_range(value.of) for value in values
-    )
+    is_counted = any(isinstance(value, LoopItem) and _is_range(value.of) for value in values)
     return frozenset({Rank("spawned")}) if is_counted else values
 
 

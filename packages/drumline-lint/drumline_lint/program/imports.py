@@ -16,9 +16,7 @@ def imported_sources(program: Program, source: Source) -> list[Source]:
     """The given files that a file imports, wherever in it."""
     index = program.index(source)
     statements = [*index.every(ast.Import), *index.every(ast.ImportFrom)]
-    names = dict.fromkeys(
-        name for statement in statements for name in _modules(statement)
-    )
+    names = dict.fromkeys(name for statement in statements for name in _modules(statement))
     modules = [program.module(name, source) for name in names]
     return [module for module in modules if module is not None and module is not source]
 
@@ -65,9 +63,7 @@ def any_text_near(program: Program, source: Source, *words: str) -> bool:
 
 
 @cached_query
-def _has_word(
-    program: Program, component: frozenset[Source], words: tuple[str, ...]
-) -> bool:
+def _has_word(program: Program, component: frozenset[Source], words: tuple[str, ...]) -> bool:
     return any(word in source.text for source in component for word in words)
 
 
@@ -81,9 +77,7 @@ def _calls_in_component(
 
 @cached_query
 def _components(program: Program) -> dict[Source, frozenset[Source]]:
-    neighbours: dict[Source, set[Source]] = {
-        source: set() for source in program.sources
-    }
+    neighbours: dict[Source, set[Source]] = {source: set() for source in program.sources}
     for source in program.sources:
         for imported in imported_sources(program, source):
             neighbours[source].add(imported)

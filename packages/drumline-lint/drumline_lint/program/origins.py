@@ -44,9 +44,7 @@ def written_values(program: Program, expression: ast.expr | None) -> list[ast.ex
     return written
 
 
-def previous_values(
-    program: Program, expression: ast.expr
-) -> Sequence[ast.expr | None]:
+def previous_values(program: Program, expression: ast.expr) -> Sequence[ast.expr | None]:
     """The expressions that it gets its value from, one step back; includes None for an unknown
     one."""
     if isinstance(expression, ast.IfExp):
@@ -55,14 +53,8 @@ def previous_values(
         return list(expression.values)
     if isinstance(expression, ast.Name):
         bindings = program.bindings(expression)
-        return [
-            value for binding in bindings for value in _of_binding(program, binding)
-        ]
-    return (
-        _of_attribute(program, expression)
-        if isinstance(expression, ast.Attribute)
-        else []
-    )
+        return [value for binding in bindings for value in _of_binding(program, binding)]
+    return _of_attribute(program, expression) if isinstance(expression, ast.Attribute) else []
 
 
 def _of_binding(program: Program, binding: Binding) -> Sequence[ast.expr | None]:
@@ -80,9 +72,7 @@ def _of_binding(program: Program, binding: Binding) -> Sequence[ast.expr | None]
 
 def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None]:
     """What is assigned to it, if the owner is an instance or the same expression."""
-    classes = [
-        value.of for value in program.values(node.value) if isinstance(value, Instance)
-    ]
+    classes = [value.of for value in program.values(node.value) if isinstance(value, Instance)]
     homes = [place for class_ in classes for place in program.ancestry(class_)]
     files = [program.source_of(home) for home in homes if not isinstance(home, str)]
     as_written = dotted(node.value)
@@ -90,9 +80,7 @@ def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None
     for source in dict.fromkeys([program.source_of(node), *files]):
         for target, binding in program.index(source).attributes.get(node.attr, ()):
             is_own = any(outer in homes for outer in ancestors(target))
-            if is_own or (
-                not homes and as_written and dotted(target.value) == as_written
-            ):
+            if is_own or (not homes and as_written and dotted(target.value) == as_written):
                 values += _of_binding(program, binding)
     return values
 
@@ -109,9 +97,7 @@ def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
         visited.add(current)
         yield current
         pending.extendleft(reversed([*_inner(current)]))
-        pending += [
-            value for value in previous_values(program, current) if value is not None
-        ]
+        pending += [value for value in previous_values(program, current) if value is not None]
         if isinstance(current, ast.Call):
             pending += _returned(program.function_of(current))
         pending += _iterated(program, current)
@@ -125,8 +111,7 @@ def _iterated(program: Program, expression: ast.expr) -> list[ast.expr]:
         for binding in bindings
         if binding.kind == "each" and binding.value is not None
         if not is_counter(binding)
-        and last_name(getattr(binding.value, "func", binding.value))
-        not in ("range", "trange")
+        and last_name(getattr(binding.value, "func", binding.value)) not in ("range", "trange")
     ]
 
 
@@ -147,9 +132,7 @@ def _inner(expression: ast.expr) -> Iterator[ast.expr]:
     for child in children(expression):
         if isinstance(child, ast.keyword):
             yield child.value
-        elif isinstance(child, ast.expr) and child is not getattr(
-            expression, "func", None
-        ):
+        elif isinstance(child, ast.expr) and child is not getattr(expression, "func", None):
             yield child
 
 
@@ -161,9 +144,7 @@ def is_one(program: Program, number: ast.expr) -> bool:
 def constants(program: Program, number: ast.expr) -> set[object]:
     """What it is known to be, also as the default of an option."""
     calls = [program.index(source).calls for source in program.sources]
-    options = [
-        option for by_name in calls for option in by_name.get("add_argument", ())
-    ]
+    options = [option for by_name in calls for option in by_name.get("add_argument", ())]
     defaults = [
         argument(option, None, "default")
         for option in options
@@ -182,9 +163,7 @@ def depends_on_rank(program: Program, expression: ast.expr | None) -> bool:
 
 def is_rank_or_count(program: Program, node: ast.AST) -> bool:
     """`rank`, `dist.get_rank()`, `world_size`."""
-    if not isinstance(
-        node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.BinOp)
-    ):
+    if not isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.BinOp)):
         return False
     return is_world_size(node) or is_rank(program, node)
 

@@ -17,14 +17,7 @@ from drumline_lint.program import calls, evaluate, functions, queries
 from drumline_lint.program.files import Files
 from drumline_lint.program.queries import Found, QueryCache
 from drumline_lint.program.tree import Binding, FunctionNode, Index, source_of
-from drumline_lint.program.value import (
-    NOTHING,
-    CallResult,
-    Library,
-    Method,
-    Value,
-    Values,
-)
+from drumline_lint.program.value import NOTHING, CallResult, Library, Method, Value, Values
 from drumline_lint.reading.launchers import Launch
 from drumline_lint.reading.source import Source
 
@@ -39,9 +32,7 @@ class Program:
         self._results = self.meanings.results
         self._names: dict[ast.expr, str] = {}
         self._functions: dict[ast.Call, FunctionNode | None] = {}
-        self._calls: dict[tuple[str, ...], dict[Source, tuple[ast.Call, ...]]] = (
-            defaultdict(dict)
-        )
+        self._calls: dict[tuple[str, ...], dict[Source, tuple[ast.Call, ...]]] = defaultdict(dict)
         self.answers: dict[object, dict[Any, Any]] = defaultdict(dict)
         self.launches: Mapping[Path, Sequence[Launch]] = {}
         """What scripts start, by the path of the file."""
@@ -59,9 +50,7 @@ class Program:
 
     def launches_of(self, source: Source) -> Sequence[Launch]:
         """How scripts start a file."""
-        return [
-            launch for launch in self.starts_of(source) if not launch.script.is_readme
-        ]
+        return [launch for launch in self.starts_of(source) if not launch.script.is_readme]
 
     def starts_of(self, source: Source) -> Sequence[Launch]:
         """How scripts start a file, and how a README says that it is started."""
@@ -88,9 +77,7 @@ class Program:
         if expression in self._results:
             values: Values = self._results[expression]
             return values
-        return self.meanings.once(
-            expression, lambda: evaluate.evaluate(self, expression), NOTHING
-        )
+        return self.meanings.once(expression, lambda: evaluate.evaluate(self, expression), NOTHING)
 
     def made(self, expression: ast.expr | None, *full_names: str) -> list[CallResult]:
         return [
@@ -125,8 +112,7 @@ class Program:
 
     def all_calls(self, *full_names: str) -> Iterator[ast.Call]:
         every = self.cached(
-            ("all calls", full_names),
-            lambda: list(calls.calls_in_all(self, full_names)),
+            ("all calls", full_names), lambda: list(calls.calls_in_all(self, full_names))
         )
         return iter(every)
 

@@ -63,11 +63,7 @@ class QueryCache:
         depths = self._depths
         if not depths:
             self._begin()
-        if (
-            key in depths
-            or len(depths) > self.deepest
-            or self._num_looked > self.farthest
-        ):
+        if key in depths or len(depths) > self.deepest or self._num_looked > self.farthest:
             self._cut = min(self._cut, depths.get(key, 0))
             return meanwhile
         depth = depths[key] = len(depths)
@@ -141,9 +137,7 @@ def cached_query(
     """Caches the results of a function of a program and its arguments."""
 
     @wraps(find)
-    def ask(
-        program: View, /, *arguments: Parameters.args, **named: Parameters.kwargs
-    ) -> Found:
+    def ask(program: View, /, *arguments: Parameters.args, **named: Parameters.kwargs) -> Found:
         answers = program.answers[find]
         key = arguments[0] if len(arguments) == 1 else arguments
         if key not in answers:
@@ -155,17 +149,7 @@ def cached_query(
 
 
 # They yield the items of their first argument.
-_GIVING_ON = {
-    "enumerate",
-    "tqdm",
-    "trange",
-    "zip",
-    "iter",
-    "islice",
-    "track",
-    "cycle",
-    "reversed",
-}
+_GIVING_ON = {"enumerate", "tqdm", "trange", "zip", "iter", "islice", "track", "cycle", "reversed"}
 
 
 def any_of(program: ProgramView, expressions: Iterable[ast.expr | None]) -> Values:
@@ -201,11 +185,7 @@ def each(program: ProgramView, binding: Binding) -> Values:
 def is_counter(binding: Binding) -> bool:
     """Whether it is the number that `enumerate` gives."""
     called = getattr(binding.value, "func", None)
-    return (
-        called is not None
-        and last_name(called) == "enumerate"
-        and binding.path[:1] == (0,)
-    )
+    return called is not None and last_name(called) == "enumerate" and binding.path[:1] == (0,)
 
 
 def iterated(expression: ast.expr) -> ast.expr:

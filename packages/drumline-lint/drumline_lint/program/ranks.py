@@ -8,14 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from drumline_lint.program.value import (
-    NOTHING,
-    ConstantValue,
-    Rank,
-    RankTest,
-    Value,
-    Values,
-)
+from drumline_lint.program.value import NOTHING, ConstantValue, Rank, RankTest, Value, Values
 
 OF_VARIABLE = {
     "RANK": "global",
@@ -61,16 +54,7 @@ _OF_GROUP = re.compile(
 )
 _GROUPS = re.compile(r"(.*_)?(group|pg|mesh)")
 # Plain words that mean many other things too.
-_VAGUE = {
-    "main",
-    "master",
-    "primary",
-    "root",
-    "leader",
-    "chief",
-    "coordinator",
-    "the_main",
-}
+_VAGUE = {"main", "master", "primary", "root", "leader", "chief", "coordinator", "the_main"}
 _BEING_DISTRIBUTED = re.compile(
     r"dist(?!anc|ill|rib(?!uted))|ddp|initialized|world_size|rank|num_processes|n_?gpus?|nproc|parallel|single"
 )
@@ -91,11 +75,7 @@ def by_name(name: str) -> Values:
         return NOTHING
     if _MAIN.fullmatch(plain):
         return frozenset({RankTest("global", True)})
-    return (
-        frozenset({RankTest("local", True)})
-        if _LOCAL_MAIN.fullmatch(plain)
-        else NOTHING
-    )
+    return frozenset({RankTest("local", True)}) if _LOCAL_MAIN.fullmatch(plain) else NOTHING
 
 
 @cache
@@ -141,14 +121,8 @@ def computed(operator: ast.operator, left: Values, right: Values) -> Values:
 def is_about_being_distributed(expression: ast.expr) -> bool:
     """Whether it tests if there are several processes: `not dist.is_initialized()`, `world_size ==
     1`."""
-    names = [
-        node
-        for node in ast.walk(expression)
-        if isinstance(node, (ast.Name, ast.Attribute))
-    ]
-    written = [
-        name.attr if isinstance(name, ast.Attribute) else name.id for name in names
-    ]
+    names = [node for node in ast.walk(expression) if isinstance(node, (ast.Name, ast.Attribute))]
+    written = [name.attr if isinstance(name, ast.Attribute) else name.id for name in names]
     return any(_BEING_DISTRIBUTED.search(word.lower()) for word in written)
 
 
@@ -160,9 +134,7 @@ def is_world_size(node: ast.AST) -> bool:
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         return node.slice.value == "WORLD_SIZE"
     name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-    return bool(_WORLD_SIZES.search(name.lower())) and not _OF_ONE_HOST.search(
-        name.lower()
-    )
+    return bool(_WORLD_SIZES.search(name.lower())) and not _OF_ONE_HOST.search(name.lower())
 
 
 def is_other_number(default: Values) -> bool:
@@ -182,13 +154,8 @@ def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
         is_about_being_distributed(operand) and not (is_or and _lets_all_in(operand))
         for operand in test.values
     ]
-    having = [
-        any(isinstance(value, (RankTest, Rank)) for value in values)
-        for values in operands
-    ]
-    counting = [
-        has or not is_about for has, is_about in zip(having, about, strict=True)
-    ]
+    having = [any(isinstance(value, (RankTest, Rank)) for value in values) for values in operands]
+    counting = [has or not is_about for has, is_about in zip(having, about, strict=True)]
     every: Values = frozenset().union(*operands)
     if sum(counting) <= 1 or not any(having):
         return every
@@ -207,16 +174,12 @@ def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
 def _lets_all_in(flag: ast.expr) -> bool:
     """A plain flag or call; not one that is true for a single process."""
     called = flag.func if isinstance(flag, ast.Call) else flag
-    name = (
-        called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-    )
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
     return bool(name) and not _OF_ONE_PROCESS.search(name.lower())
 
 
 def _changed(values: Values, change: Callable[[RankTest], RankTest]) -> Values:
-    return frozenset(
-        change(value) if isinstance(value, RankTest) else value for value in values
-    )
+    return frozenset(change(value) if isinstance(value, RankTest) else value for value in values)
 
 
 def negated(values: Values) -> Values:
@@ -239,9 +202,7 @@ def compared(operator: ast.cmpop, left: Values, right: Values) -> Values:
         kinds = [value.kind for value in side if isinstance(value, Rank)]
         if kinds:
             meant = _who(operator, other_side, is_turned)
-            tests.update(
-                RankTest(kind, IS_MAIN[meant]) for kind in kinds if meant in IS_MAIN
-            )
+            tests.update(RankTest(kind, IS_MAIN[meant]) for kind in kinds if meant in IS_MAIN)
     return frozenset(tests)
 
 
@@ -260,11 +221,7 @@ IS_MAIN = {"the main one": True, "the others": False, "some": None}
 
 def _who(operator: ast.cmpop, compared_with: Values, is_turned: bool) -> str:
     """Which ranks `rank OPERATOR other` selects; "all" if it does not select some."""
-    numbers = {
-        _number(value.value)
-        for value in compared_with
-        if isinstance(value, ConstantValue)
-    }
+    numbers = {_number(value.value) for value in compared_with if isinstance(value, ConstantValue)}
     if numbers & {-1, None} and 0 not in numbers:
         return "all"  # `rank != -1`: whether there are ranks at all
     zero = 0 in numbers and numbers <= {0, -1, None}
@@ -276,11 +233,7 @@ def _who(operator: ast.cmpop, compared_with: Values, is_turned: bool) -> str:
     is_strict = isinstance(operator, (ast.Gt, ast.Lt))
     if is_greater:
         return (
-            "all"
-            if zero and not is_strict
-            else "the others"
-            if zero or numbers == {1}
-            else "some"
+            "all" if zero and not is_strict else "the others" if zero or numbers == {1} else "some"
         )
     if zero and is_strict:
         return "all"  # `rank < 0`: there are none
@@ -289,8 +242,4 @@ def _who(operator: ast.cmpop, compared_with: Values, is_turned: bool) -> str:
 
 def _number(value: object) -> object:
     """`os.environ["RANK"] == "0"` compares text."""
-    return (
-        int(value)
-        if isinstance(value, str) and value.lstrip("-").isdecimal()
-        else value
-    )
+    return int(value) if isinstance(value, str) and value.lstrip("-").isdecimal() else value

@@ -49,9 +49,7 @@ def _compact(kind: type[ast.AST]) -> type[ast.AST]:
     members: dict[str, Any] = {"__doc__": kind.__doc__}
     if kind is ast.Name:  # a third of all nodes; it ends on the line that it begins on
         members["end_lineno"] = property(attrgetter("lineno"))
-    members["__slots__"] = [
-        name for name in slots if name not in _LEFT_OUT | members.keys()
-    ]
+    members["__slots__"] = [name for name in slots if name not in _LEFT_OUT | members.keys()]
     return type(kind.__name__, (kind,), members)
 
 
@@ -110,9 +108,7 @@ class Index:
         if not every:
             return []
         numbers = self._numbers.get(kind)
-        if (
-            numbers is None
-        ):  # they are searched without a function that gets the number of a node
+        if numbers is None:  # they are searched without a function that gets the number of a node
             numbers = self._numbers[kind] = array("I", map(_number, every))
         start = bisect_left(numbers, first)
         return every[start : bisect_right(numbers, last, start)]
@@ -172,15 +168,10 @@ def block_of(statement: ast.AST) -> list[ast.stmt]:
     """The statements of its block, in order; empty if it is not a statement."""
     outer = parent_of(statement)
     blocks = [getattr(outer, name, None) for name in ("body", "orelse", "finalbody")]
-    return next(
-        (block for block in blocks if isinstance(block, list) and statement in block),
-        [],
-    )
+    return next((block for block in blocks if isinstance(block, list) and statement in block), [])
 
 
-def branches_of(
-    branching: ast.If, taken: ast.AST
-) -> tuple[list[ast.stmt], list[ast.stmt]]:
+def branches_of(branching: ast.If, taken: ast.AST) -> tuple[list[ast.stmt], list[ast.stmt]]:
     """The branch that a statement is in, and the other one."""
     if taken in branching.body:
         return branching.body, branching.orelse
@@ -192,9 +183,7 @@ def position(node: ast.AST) -> tuple[int, int]:
 
 
 def end_position(node: ast.AST) -> tuple[int, int]:
-    return getattr(node, "end_lineno", None) or 0, getattr(
-        node, "end_col_offset", None
-    ) or 0
+    return getattr(node, "end_lineno", None) or 0, getattr(node, "end_col_offset", None) or 0
 
 
 def last_name(expression: ast.expr) -> str:
@@ -229,11 +218,7 @@ def dotted(expression: ast.expr) -> str:
     while isinstance(expression, ast.Attribute):
         parts.append(expression.attr)
         expression = expression.value
-    return (
-        ".".join([expression.id, *reversed(parts)])
-        if isinstance(expression, ast.Name)
-        else ""
-    )
+    return ".".join([expression.id, *reversed(parts)]) if isinstance(expression, ast.Name) else ""
 
 
 def children(node: ast.AST) -> list[Any]:
@@ -246,14 +231,10 @@ def children(node: ast.AST) -> list[Any]:
             nodes += value
         elif value is not None:
             nodes.append(value)
-    return (
-        [child for child in nodes if child is not None] if kind in _WITH_GAPS else nodes
-    )
+    return [child for child in nodes if child is not None] if kind in _WITH_GAPS else nodes
 
 
-def nodes_in(
-    node: ast.AST, *kinds: type[Any], into_functions: bool = False
-) -> list[Any]:
+def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> list[Any]:
     """All nodes of some kinds that are in it, itself included, in the order of the text.
 
     Inner functions and classes are left out, unless requested.

@@ -164,10 +164,7 @@ class RankTest:
 
     def __hash__(self) -> int:
         return (
-            _of_text(self.kind)
-            + 8 * bool(self.is_main)
-            + 16 * self.is_needed
-            + 32 * self.is_enough
+            _of_text(self.kind) + 8 * bool(self.is_main) + 16 * self.is_needed + 32 * self.is_enough
         )
 
 

@@ -44,9 +44,7 @@ def tasks_per_node(launch: Launch) -> int | None:
     """How often the command is started on each node."""
     if launch.srun is None:
         return None if launch.mpirun else 1
-    return (
-        _srun_tasks(launch.srun, launch.script.sbatch) if launch.srun.is_sure else None
-    )
+    return _srun_tasks(launch.srun, launch.script.sbatch) if launch.srun.is_sure else None
 
 
 def mpirun_processes(launch: Launch) -> int | None:
@@ -70,13 +68,7 @@ def _srun_tasks(srun: Options, batch: Options) -> int | None:
     for options in (srun, batch):
         if "ntasks" in options.by_name:
             total = options.number("ntasks")
-            return (
-                -(-total // max(nodes, 1))
-                if total and nodes
-                else total
-                if total == 1
-                else None
-            )
+            return -(-total // max(nodes, 1)) if total and nodes else total if total == 1 else None
         if "ntasks-per-node" in options.by_name:
             return options.number("ntasks-per-node")
     return 1
@@ -96,11 +88,7 @@ def processes_per_node(launch: Launch) -> int | None:
     if launch.kind == ACCELERATE:
         total = whole_number(launch.value("num-processes"))
         machines = accelerate_machines(launch)
-        return (
-            None
-            if total is None or not machines or total % machines
-            else total // machines
-        )
+        return None if total is None or not machines or total % machines else total // machines
     if launch.kind == DEEPSPEED:
         return whole_number(launch.value("num-gpus"))
     if launch.kind == PYTHON:

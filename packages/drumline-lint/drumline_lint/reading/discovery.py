@@ -17,8 +17,7 @@ DOCKERFILE_NAMES = re.compile(
     r"(?:Docker|Container)file(?:\..+)?|.+\.(?:docker|container)file", re.IGNORECASE
 )
 DOCUMENT_NAMES = re.compile(
-    r"requir\w*ments?[\w.-]*\.txt|pyproject\.toml|(?:ds|deepspeed|zero)[\w.-]*\.json",
-    re.IGNORECASE,
+    r"requir\w*ments?[\w.-]*\.txt|pyproject\.toml|(?:ds|deepspeed|zero)[\w.-]*\.json", re.IGNORECASE
 )
 """Requirements, and the settings of DeepSpeed."""
 README_NAMES = re.compile(r"README.*", re.IGNORECASE)
@@ -55,8 +54,7 @@ def find_files(
     """Sorted, without duplicates. `exclude`: globs of names, or of paths relative to `root`."""
     if missing := [str(path) for path in paths if not os.path.lexists(path)]:
         raise UsageError(
-            f"there is no {', no '.join(missing)}",
-            next_step="give files or folders that exist",
+            f"there is no {', no '.join(missing)}", next_step="give files or folders that exist"
         )
     search = _Search(exclude, root or Path.cwd())
     for path in paths:
@@ -73,9 +71,7 @@ def find_files(
         for real, path in search.by_real_path.items()
         if path not in paths and not real.startswith(tuple(tops))
     }
-    return Found(
-        sorted(search.by_real_path.values()), search.problems, frozenset(outside)
-    )
+    return Found(sorted(search.by_real_path.values()), search.problems, frozenset(outside))
 
 
 def is_matched(path: Path, globs: Sequence[str], root: Path) -> bool:
@@ -84,8 +80,7 @@ def is_matched(path: Path, globs: Sequence[str], root: Path) -> bool:
         return False
     below = os.path.relpath(path, root).replace(os.sep, "/")
     return any(
-        fnmatch(path.name, glob.rstrip("/"))
-        or fnmatch(below, glob.removeprefix("./").rstrip("/"))
+        fnmatch(path.name, glob.rstrip("/")) or fnmatch(below, glob.removeprefix("./").rstrip("/"))
         for glob in globs
     )
 
@@ -101,9 +96,7 @@ def _walk(search: _Search, top: Path) -> None:
         folder = Path(name)
         real = os.path.realpath(folder)
         inner = [
-            path
-            for path in (folder / name for name in sorted(folders))
-            if _is_kept(search, path)
+            path for path in (folder / name for name in sorted(folders)) if _is_kept(search, path)
         ]
         if real in search.folders:
             inner = []
@@ -121,17 +114,13 @@ def _walk(search: _Search, top: Path) -> None:
 
 
 def is_readme(path: Path) -> bool:
-    return path.suffix in ("", ".md", ".rst", ".txt") and bool(
-        README_NAMES.fullmatch(path.name)
-    )
+    return path.suffix in ("", ".md", ".rst", ".txt") and bool(README_NAMES.fullmatch(path.name))
 
 
 def _is_kept(search: _Search, folder: Path) -> bool:
     is_skipped = folder.name.startswith(".") or folder.name in SKIPPED
     is_environment = os.path.exists(folder / "pyvenv.cfg")  # noqa: PTH110 - False without permission
-    return not (
-        is_skipped or is_environment or is_matched(folder, search.exclude, search.root)
-    )
+    return not (is_skipped or is_environment or is_matched(folder, search.exclude, search.root))
 
 
 def _is_shell(path: Path) -> bool:

@@ -56,15 +56,7 @@ TORCHRUN_FLAGS = FlagTable(
         "nproc-per-node numa-binding rdzv-backend rdzv-conf rdzv-endpoint rdzv-id redirects role "
         "shutdown-timeout signals-to-handle start-method tee".split()
     ),
-    bare=(
-        "help",
-        "module",
-        "no-python",
-        "run-path",
-        "standalone",
-        "use-env",
-        "virtual-local-rank",
-    ),
+    bare=("help", "module", "no-python", "run-path", "standalone", "use-env", "virtual-local-rank"),
     short={"-h": "help", "-m": "module", "-r": "redirects", "-t": "tee"},
 )
 ACCELERATE_FLAGS = FlagTable(
@@ -241,9 +233,7 @@ class Launch:
         if self.config is None or name in self.flags or not self.is_sure:
             return None
         setting = re.search(
-            rf"^{name.replace('-', '_')}:[ \t]*['\"]?([\w.]+)",
-            self.config.text,
-            re.MULTILINE,
+            rf"^{name.replace('-', '_')}:[ \t]*['\"]?([\w.]+)", self.config.text, re.MULTILINE
         )
         return Word(*setting.span(), setting[1]) if setting else None
 
@@ -279,9 +269,7 @@ def launches(script: Script) -> list[Launch]:
     return _LAUNCHES[script]
 
 
-def _in_words(
-    script: Script, written: Sequence[Word], around: Launch
-) -> Iterator[Launch]:
+def _in_words(script: Script, written: Sequence[Word], around: Launch) -> Iterator[Launch]:
     """`around`: what comes before the words."""
     words = list(_expanded(script, written))
     while words:
@@ -295,13 +283,9 @@ def _in_words(
             around = replace(around, srun=Options(options, is_sure), srun_word=words[0])
             words = words[1 + num_taken :]
         elif name in _WITH_OPTIONS:
-            around = replace(
-                around, is_elsewhere=around.is_elsewhere or name in _ELSEWHERE
-            )
+            around = replace(around, is_elsewhere=around.is_elsewhere or name in _ELSEWHERE)
             yield from _in_quoted(script, words[1:], around)
-            programs = (
-                number for number, word in enumerate(words) if _is_program(word)
-            )
+            programs = (number for number, word in enumerate(words) if _is_program(word))
             length = next(programs, len(words))
             if name in _DOCKER:
                 around = replace(around, docker=tuple(words[:length]))
@@ -354,15 +338,11 @@ def _is_program(word: Word) -> bool:
     return is_known or _PYTHON_NAME.fullmatch(name) is not None
 
 
-def _in_quoted(
-    script: Script, words: Sequence[Word], around: Launch
-) -> Iterator[Launch]:
+def _in_quoted(script: Script, words: Sequence[Word], around: Launch) -> Iterator[Launch]:
     """`bash -c "..."`, `ssh host '...'`."""
     for word in words if around.depth < _DEEPEST else ():
         inside = inside_quotes(script.text, word)
-        if inside is None or not any(
-            letter.isspace() for letter in script.text[slice(*inside)]
-        ):
+        if inside is None or not any(letter.isspace() for letter in script.text[slice(*inside)]):
             continue
         # Of code in double quotes, the outer shell expands the variables.
         is_late = script.text[word.start] != '"' or word.code is not None
@@ -373,9 +353,7 @@ def _in_quoted(
             script=inner,
             is_expanded_late=is_late or around.is_expanded_late,
         )
-        for command in (
-            inner.commands if is_late else read_commands(script.text, *inside)
-        ):
+        for command in inner.commands if is_late else read_commands(script.text, *inside):
             outer = command if is_late and inner.container else around.command
             is_background = around.command.is_background or command.is_background
             surroundings = replace(outer.around, is_background=is_background)
@@ -385,11 +363,7 @@ def _in_quoted(
 
 def _file_of(script: Script, word: Word) -> WrittenFile | None:
     """What the script has written to the file that a word names."""
-    return (
-        script.written_files.get(word.text.removeprefix("./"))
-        if "." in word.text
-        else None
-    )
+    return script.written_files.get(word.text.removeprefix("./")) if "." in word.text else None
 
 
 def _in_file(script: Script, word: Word, around: Launch) -> Iterator[Launch]:
@@ -433,9 +407,7 @@ def _kind(words: Sequence[Word]) -> tuple[str, int]:
         return first, 1
     if first == "accelerate" and len(words) > 1 and words[1].plain == "launch":
         return ACCELERATE, 2
-    if not _PYTHON_NAME.fullmatch(first) and not _PYTHON_VARIABLE.fullmatch(
-        words[0].text
-    ):
+    if not _PYTHON_NAME.fullmatch(first) and not _PYTHON_VARIABLE.fullmatch(words[0].text):
         return "", 0
     options = [*itertools.takewhile(lambda word: word.plain != "-m", words)]
     module = words[len(options) + 1].plain if len(options) + 1 < len(words) else ""

@@ -10,13 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from drumline_lint.reading.launchers import launches
-from drumline_lint.reading.shell import (
-    Assignment,
-    Container,
-    Refusal,
-    Script,
-    line_starts,
-)
+from drumline_lint.reading.shell import Assignment, Container, Refusal, Script, line_starts
 from drumline_lint.reading.shell_parser import Command, Word, read_commands
 from drumline_lint.reading.slurm import whole_number
 from drumline_lint.reading.source import Silenced, silenced_lines
@@ -47,14 +41,7 @@ _GPU_RESOURCE = re.compile(r"(?:nvidia|amd)\.com/gpu|gpu\.intel\.com/\w+")
 _OF_EACH_POD = {"status.podIP": "POD_IP", "metadata.name": "HOSTNAME"}
 # Keys of a service; `extends` may bring one of them.
 _MAKES_GPUS_VISIBLE = {"gpus", "runtime", "devices", "privileged", "extends"}
-_OTHER_HOSTS = {
-    "extra_hosts",
-    "external_links",
-    "links",
-    "dns",
-    "network_mode",
-    "extends",
-}
+_OTHER_HOSTS = {"extra_hosts", "external_links", "links", "dns", "network_mode", "extends"}
 _INDEX = re.compile("JOB_COMPLETION_INDEX")
 _SIZE = re.compile(r"([0-9]{1,15})\s*([kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
@@ -107,9 +94,7 @@ class _ManifestReader:
         listed: YamlNode = member(document, "services")
         services = mapping(listed)
         if services and member(document, "kind") is None:
-            hosts = frozenset(
-                host for name, node in services for host in _hosts(name, node)
-            )
+            hosts = frozenset(host for name, node in services for host in _hosts(name, node))
             keys = {scalar(key): key for key, _ in listed.value}
             scripts: list[Script] = []
             for name, node in services:
@@ -130,11 +115,7 @@ class _ManifestReader:
         self, node: YamlNode, pod: YamlNode, workload: YamlNode, replicas: int | None
     ) -> Script:
         limits = mapping(member(node, "resources", "limits"))
-        gpus = [
-            whole_number(scalar(n))
-            for name, n in limits
-            if _GPU_RESOURCE.fullmatch(name)
-        ]
+        gpus = [whole_number(scalar(n)) for name, n in limits if _GPU_RESOURCE.fullmatch(name)]
         container = Container(
             kind=text_at(workload, "kind"),
             replicas=replicas,
@@ -145,20 +126,12 @@ class _ManifestReader:
             name=self._scalar_word(member(node, "name")),
             refused=(
                 *self._refusals(node, pod, workload),
-                *(
-                    self._volumes_of_one_node(pod)
-                    if gpus and (replicas or 1) > 1
-                    else ()
-                ),
+                *(self._volumes_of_one_node(pod) if gpus and (replicas or 1) > 1 else ()),
             ),
             unresolved=self._unresolved(pod, workload),
         )
-        listed = [
-            item for key in ("command", "args") for item in items(member(node, key))
-        ]
-        words = tuple(
-            self._word(item, _kubernetes_text(scalar(item) or "")) for item in listed
-        )
+        listed = [item for key in ("command", "args") for item in items(member(node, key))]
+        words = tuple(self._word(item, _kubernetes_text(scalar(item) or "")) for item in listed)
         script = self._script(container, [Command(words)] if words else [])
         for entry in items(member(node, "env")):
             value = member(entry, "value")
@@ -171,19 +144,13 @@ class _ManifestReader:
                 self._add_variable(script, text_at(entry, "name"), field_path, text)
         return script
 
-    def _refusals(
-        self, node: YamlNode, pod: YamlNode, workload: YamlNode
-    ) -> Iterator[Refusal]:
+    def _refusals(self, node: YamlNode, pod: YamlNode, workload: YamlNode) -> Iterator[Refusal]:
         name = self._scalar_word(member(node, "name"))
-        names = [
-            text_at(container, "name") for container in items(member(pod, "containers"))
-        ]
-        if (
-            text_at(workload, "kind") == "PyTorchJob"
-            and "pytorch" not in names
-            and name
-        ):
-            message = f"the operator looks for a container named pytorch, and this one is {name.text}"
+        names = [text_at(container, "name") for container in items(member(pod, "containers"))]
+        if text_at(workload, "kind") == "PyTorchJob" and "pytorch" not in names and name:
+            message = (
+                f"the operator looks for a container named pytorch, and this one is {name.text}"
+            )
             yield Refusal(name, message, "name the container pytorch")
         is_job = text_at(workload, "apiVersion") == "batch/v1"
         policy = self._scalar_word(member(pod, "restartPolicy")) or name
@@ -191,48 +158,38 @@ class _ManifestReader:
             message = "a Job is refused without restartPolicy: Never or OnFailure"
             yield Refusal(policy, message, "write restartPolicy: Never")
         is_indexed = text_at(workload, "spec", "completionMode") == "Indexed"
-        listed = [
-            item for key in ("command", "args") for item in items(member(node, key))
-        ]
+        listed = [item for key in ("command", "args") for item in items(member(node, key))]
         for item in listed:
-            index = (
-                _INDEX.search(self.text, *code_in(item, self.text))
-                if scalar(item)
-                else None
-            )
+            index = _INDEX.search(self.text, *code_in(item, self.text)) if scalar(item) else None
             if is_job and not is_indexed and index:
-                message = "only pods of a Job with completionMode: Indexed have JOB_COMPLETION_INDEX"
+                message = (
+                    "only pods of a Job with completionMode: Indexed have JOB_COMPLETION_INDEX"
+                )
                 place = Word(*index.span(), index[0])
                 yield Refusal(place, message, "write completionMode: Indexed")
         values = [member(entry, "value") for entry in items(member(node, "env"))]
         for value in [*values, *listed]:
             word = self._scalar_word(value)
             if word is not None and not is_text(value):
-                message = (
-                    f"{word.text} is no string, and Kubernetes refuses the manifest"
-                )
+                message = f"{word.text} is no string, and Kubernetes refuses the manifest"
                 yield Refusal(word, message, f'write "{word.text}"')
 
     def _volumes_of_one_node(self, pod: YamlNode) -> Iterator[Refusal]:
         """Claims of this file that only one node may mount."""
         claims = {
-            text_at(node, "metadata", "name"): items(
-                member(node, "spec", "accessModes")
-            )
+            text_at(node, "metadata", "name"): items(member(node, "spec", "accessModes"))
             for node in self.nodes
             if text_at(node, "kind") == "PersistentVolumeClaim"
         }
         for volume in items(member(pod, "volumes")):
-            modes = claims.get(
-                text_at(volume, "persistentVolumeClaim", "claimName"), []
-            )
+            modes = claims.get(text_at(volume, "persistentVolumeClaim", "claimName"), [])
             if [scalar(mode) for mode in modes] == ["ReadWriteOnce"]:
                 place = self._scalar_word(modes[0])
-                message = "pods on several nodes mount this volume, and ReadWriteOnce allows one node"
+                message = (
+                    "pods on several nodes mount this volume, and ReadWriteOnce allows one node"
+                )
                 if place is not None:
-                    yield Refusal(
-                        place, message, "write ReadWriteMany, with a class that has it"
-                    )
+                    yield Refusal(place, message, "write ReadWriteMany, with a class that has it")
 
     def _unresolved(self, pod: YamlNode, workload: YamlNode) -> str:
         """Pods have names of their own in a headless service only."""
@@ -242,11 +199,7 @@ class _ManifestReader:
             if text_at(node, "kind") == "Service"
         }
         is_set = text_at(workload, "kind") == "StatefulSet"
-        name = (
-            text_at(workload, "spec", "serviceName")
-            if is_set
-            else text_at(pod, "subdomain")
-        )
+        name = text_at(workload, "spec", "serviceName") if is_set else text_at(pod, "subdomain")
         if name in services and text_at(services[name], "spec", "clusterIP") != "None":
             return f"the service {name} is not headless (clusterIP: None)"
         used = [service for service in services if f".{service}" in self.text]
@@ -257,17 +210,12 @@ class _ManifestReader:
     # Compose
 
     def _service(
-        self,
-        name: Word | None,
-        node: YamlNode,
-        hosts: frozenset[str],
-        services: list[Script],
+        self, name: Word | None, node: YamlNode, hosts: frozenset[str], services: list[Script]
     ) -> Script:
         devices = items(member(node, "deploy", "resources", "reservations", "devices"))
         keys = {key for key, _ in mapping(node)}
         counts = [
-            len(items(member(device, "device_ids")))
-            or whole_number(text_at(device, "count"))
+            len(items(member(device, "device_ids"))) or whole_number(text_at(device, "count"))
             for device in devices
         ]
         container = Container(
@@ -276,17 +224,14 @@ class _ManifestReader:
             replicas=whole_number(text_at(node, "deploy", "replicas")) or 1,
             gpus=next(iter(counts), None),
             shared_memory=_shared_memory_of_service(node),
-            is_on_shared_network=text_at(node, "network_mode")
-            not in {"", "bridge", "none"},
+            is_on_shared_network=text_at(node, "network_mode") not in {"", "bridge", "none"},
             is_without_gpu=not devices and not keys & _MAKES_GPUS_VISIBLE,
             hosts=frozenset() if keys & _OTHER_HOSTS else hosts,
             services=[] if "profiles" in keys else services,
         )
         script = self._script(container, self._service_commands(node))
         environment = member(node, "environment")
-        pairs = [
-            (key, value, scalar(value) or "") for key, value in mapping(environment)
-        ]
+        pairs = [(key, value, scalar(value) or "") for key, value in mapping(environment)]
         for item in items(environment):
             key, _, text = (scalar(item) or "").partition("=")
             pairs.append((key, item, text))
@@ -299,10 +244,7 @@ class _ManifestReader:
         commands: list[Command] = []
         for key in ("entrypoint", "command"):
             value = member(node, key)
-            words += [
-                self._word(item, _compose_text(scalar(item) or ""))
-                for item in items(value)
-            ]
+            words += [self._word(item, _compose_text(scalar(item) or "")) for item in items(value)]
             if scalar(value) is not None:
                 commands += read_commands(self.shell_text, *code_in(value, self.text))
         return [*commands, *([Command(tuple(words))] if words else [])]
@@ -319,9 +261,7 @@ class _ManifestReader:
         text = scalar(node)
         return None if node is None or text is None else self._word(node, text)
 
-    def _add_variable(
-        self, script: Script, name: str, node: YamlNode, text: str
-    ) -> None:
+    def _add_variable(self, script: Script, name: str, node: YamlNode, text: str) -> None:
         word = self._word(node, text)
         script.environment.append(Assignment(script, name, word, word.start, word.end))
 
@@ -340,9 +280,7 @@ def _folded_line_ends(nodes: Sequence[YamlNode], text: str) -> Iterator[int]:
     for node in nodes:
         if node.id == "scalar" and node.style != "|":
             start, end = code_in(node, text)
-            yield from (
-                start + line.start() for line in re.finditer("\n", text[start:end])
-            )
+            yield from (start + line.start() for line in re.finditer("\n", text[start:end]))
 
 
 def _kubernetes_text(text: str) -> str:
@@ -395,15 +333,11 @@ def _count(node: YamlNode | None) -> int:
 def _shared_memory_of_pod(container: YamlNode, pod: YamlNode) -> int | None:
     if text_at(pod, "hostIPC") == "true":
         return None
-    volumes = {
-        text_at(volume, "name"): volume for volume in items(member(pod, "volumes"))
-    }
+    volumes = {text_at(volume, "name"): volume for volume in items(member(pod, "volumes"))}
     for mount in items(member(container, "volumeMounts")):
         if text_at(mount, "mountPath").rstrip("/") == _SHARED_MEMORY:
             directory = member(volumes.get(text_at(mount, "name")), "emptyDir")
-            is_on_disk = (
-                directory is not None and text_at(directory, "medium") != "Memory"
-            )
+            is_on_disk = directory is not None and text_at(directory, "medium") != "Memory"
             return 0 if is_on_disk else parse_size(text_at(directory, "sizeLimit"))
     return DEFAULT_SHARED_MEMORY
 
@@ -414,8 +348,7 @@ def _shared_memory_of_service(service: YamlNode) -> int | None:
     volumes = [member(service, key) for key in ("volumes", "tmpfs")]
     mounts = [mount for volume in volumes for mount in (volume, *items(volume))]
     is_mounted = any(
-        _SHARED_MEMORY in f"{scalar(mount)} {text_at(mount, 'target')}"
-        for mount in mounts
+        _SHARED_MEMORY in f"{scalar(mount)} {text_at(mount, 'target')}" for mount in mounts
     )
     is_shared = member(service, "ipc") is not None or is_mounted
     return None if is_shared else DEFAULT_SHARED_MEMORY
@@ -452,16 +385,12 @@ def read_dockerfile(path: Path, text: str) -> Script:
         elif name == "ENV":
             for pair in _ENV.finditer(text, *span):
                 value = Word(*pair.span(2), pair[2].strip("\"'"))
-                script.environment.append(
-                    Assignment(script, pair[1], value, *pair.span())
-                )
+                script.environment.append(Assignment(script, pair[1], value, *pair.span()))
         elif name in {"ENTRYPOINT", "CMD"}:
             started[name] = _image_commands(text, *span)
     commands = started.get("ENTRYPOINT") or started.get("CMD") or []
     if len(started) == 2 and len(commands) == 1 and started["CMD"]:
-        commands = [
-            Command((*commands[0].words, *started["CMD"][0].words))
-        ]  # its arguments
+        commands = [Command((*commands[0].words, *started["CMD"][0].words))]  # its arguments
     script.written_commands = commands
     return script
 

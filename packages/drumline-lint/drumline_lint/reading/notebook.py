@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline_lint.findings import UNREADABLE, Finding, problem
-from drumline_lint.reading.source import (
-    CANNOT_PARSE,
-    Cell,
-    Source,
-    parse_python,
-    syntax_problem,
-)
+from drumline_lint.reading.source import CANNOT_PARSE, Cell, Source, parse_python, syntax_problem
 from drumline_lint.untrusted import parse_json
 
 _PYTHON_BELOW = re.compile(r"%%(?:time|timeit|capture|prun|python3?)\b")
@@ -30,9 +24,7 @@ def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]
     try:
         codes = list(_code_cells(_document(data)))
     except ValueError as reason:
-        return None, [
-            problem(UNREADABLE, path, f"the notebook cannot be read: {reason}")
-        ]
+        return None, [problem(UNREADABLE, path, f"the notebook cannot be read: {reason}")]
     problems: list[Finding] = []
     texts: list[str] = []
     cells: list[Cell] = []
@@ -70,9 +62,7 @@ def _code_cells(document: dict[str, Any]) -> Iterator[tuple[int, str]]:
     than Python."""
     if _is_python(document) and not isinstance(document.get("cells"), list):
         raise ValueError("it has no list of cells")
-    for number, cell in enumerate(
-        document["cells"] if _is_python(document) else (), start=1
-    ):
+    for number, cell in enumerate(document["cells"] if _is_python(document) else (), start=1):
         if _dict(cell).get("cell_type") == "code":
             yield number, _joined(cell.get("source", ""))
 
@@ -107,11 +97,7 @@ def _as_python(code: str) -> tuple[str, BaseException | None]:
 def _without_indent(code: str) -> str:
     """IPython takes the indent of a cell's first line from all of its lines."""
     indent = code[: len(code) - len(code.lstrip(" \t"))]
-    return (
-        "\n".join(line.removeprefix(indent) for line in code.split("\n"))
-        if indent
-        else code
-    )
+    return "\n".join(line.removeprefix(indent) for line in code.split("\n")) if indent else code
 
 
 def _parsed(text: str) -> tuple[ast.Module | None, BaseException | None]:
@@ -165,15 +151,11 @@ def _lines_of_cells(data: bytes) -> dict[int, list[int]]:
     for number, cell in enumerate(_document(data).get("cells", []), start=1):
         source = _dict(cell).get("source", "")
         for text in source if isinstance(source, list) else [source]:
-            forms = [
-                json.dumps(text, ensure_ascii=is_ascii) for is_ascii in (False, True)
-            ]
+            forms = [json.dumps(text, ensure_ascii=is_ascii) for is_ascii in (False, True)]
             places = [written.find(form, position) for form in forms]
             start = max(places)
             if isinstance(text, str) and text and start >= 0:
                 number_of_line += written.count("\n", position, start)
                 position = start + 1
-                lines.setdefault(number, []).extend(
-                    [number_of_line] * len(text.splitlines())
-                )
+                lines.setdefault(number, []).extend([number_of_line] * len(text.splitlines()))
     return lines

@@ -16,12 +16,7 @@ from drumline_lint.reading.discovery import (
     SHELL_SHEBANG,
     is_readme,
 )
-from drumline_lint.reading.manifest import (
-    Manifest,
-    may_be_manifest,
-    read_dockerfile,
-    read_manifest,
-)
+from drumline_lint.reading.manifest import Manifest, may_be_manifest, read_dockerfile, read_manifest
 from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.shell import Script, read_readme
 from drumline_lint.reading.source import CANNOT_PARSE, Source, syntax_problem
@@ -169,17 +164,13 @@ def _read_python(reading: Reading) -> None:
     except UnicodeDecodeError as error:
         line = reading.data[: error.start].count(b"\n") + 1
         byte = reading.data[error.start]
-        message = (
-            f"the file is not {error.encoding}: byte 0x{byte:02x} cannot be decoded"
-        )
+        message = f"the file is not {error.encoding}: byte 0x{byte:02x} cannot be decoded"
     except (SyntaxError, LookupError, UnicodeError) as error:
         message = f"the encoding of the file is not known: {error}"
     else:
         reading.content = Source(reading.path, text)
         return
-    unreadable = problem(
-        UNREADABLE, reading.path, message, line=line, fix="save it as UTF-8"
-    )
+    unreadable = problem(UNREADABLE, reading.path, message, line=line, fix="save it as UTF-8")
     reading.problems.append(unreadable)
 
 

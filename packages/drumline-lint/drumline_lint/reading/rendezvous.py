@@ -7,14 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from drumline_lint.reading.launchers import (
-    ACCELERATE,
-    DEEPSPEED,
-    PYTHON,
-    Flag,
-    Launch,
-    launches,
-)
+from drumline_lint.reading.launchers import ACCELERATE, DEEPSPEED, PYTHON, Flag, Launch, launches
 from drumline_lint.reading.shell import Assignment, Script, TextRange
 from drumline_lint.reading.shell_parser import Word
 from drumline_lint.reading.slurm import whole_number
@@ -118,10 +111,7 @@ def launch_variables(script: Script) -> list[Assignment]:
     -x`."""
     scopes = dict.fromkeys([script, *(launch.script for launch in launches(script))])
     exported = [item for scope in scopes for item in scope.assignments if item.is_seen]
-    return [
-        *exported,
-        *(item for launch in launches(script) for item in _passed(launch)),
-    ]
+    return [*exported, *(item for launch in launches(script) for item in _passed(launch))]
 
 
 def _passed(launch: Launch) -> Iterator[Assignment]:

@@ -36,12 +36,8 @@ _OPTIONS_OF_VARIABLES = {
     "SLURM_GPUS_PER_NODE": "gpus-per-node",
     "SLURM_CPUS_PER_TASK": "cpus-per-task",
 }
-_VARIABLE = re.compile(
-    r"(?<!\\)\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=][^{}]*)?\})"
-)
-_LIST = re.compile(
-    r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})|\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?"
-)
+_VARIABLE = re.compile(r"(?<!\\)\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=][^{}]*)?\})")
+_LIST = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})|\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")
 # `cat > run.sh <<'END'`, and the same with the file last.
 _WRITTEN = re.compile(
     r"(?:>|\btee)[ \t]*(?P<file>[^\s<>|&;]+)[ \t]*<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[ \t]*\n"
@@ -212,9 +208,7 @@ class Script:
 
     @cached_property
     def assignments(self) -> list[Assignment]:
-        in_code = [
-            item for command in self.commands for item in self._assignments(command)
-        ]
+        in_code = [item for command in self.commands for item in self._assignments(command)]
         return [*self.environment, *in_code]
 
     @cached_property
@@ -238,24 +232,18 @@ class Script:
     @cached_property
     def exported(self) -> frozenset[str]:
         names = {
-            item.name
-            for item in self.assignments
-            if item.is_exported and not item.is_for_command
+            item.name for item in self.assignments if item.is_exported and not item.is_for_command
         }
         for command in self.commands:
             if _exports(command):
-                names.update(
-                    word.head for word in command.words[1:] if word.head.isidentifier()
-                )
+                names.update(word.head for word in command.words[1:] if word.head.isidentifier())
         return frozenset(names)
 
     def constant(self, word: Word) -> str | None:
         """The value of a word, if it follows from the script."""
         # Compose has its own variables, and `$$` for those of the shell.
         is_service = self.container is not None and self.container.kind == "service"
-        value = self.substituted(
-            word.text.replace("$$", "$") if is_service else word.text
-        )
+        value = self.substituted(word.text.replace("$$", "$") if is_service else word.text)
         return None if "$" in value or "`" in value else value
 
     def substituted(self, text: str, depth: int = 0) -> str:
@@ -288,11 +276,7 @@ class Script:
         line, column = self._position(node.start)
         end_line, end_column = self._position(node.end)
         return Place(
-            path=str(self.path),
-            line=line,
-            column=column,
-            end_line=end_line,
-            end_column=end_column,
+            path=str(self.path), line=line, column=column, end_line=end_line, end_column=end_column
         )
 
     def position(self, offset: int) -> tuple[int, int]:
@@ -321,9 +305,7 @@ class Script:
         names = [
             name
             for changing in _CHANGED_ELSEWHERE.finditer(self.text)
-            for name in re.findall(
-                r"[A-Za-z_]\w*", " ".join(filter(None, changing.groups()))
-            )
+            for name in re.findall(r"[A-Za-z_]\w*", " ".join(filter(None, changing.groups())))
         ]
         return frozenset() if self.container else frozenset(names)
 
@@ -348,14 +330,8 @@ class Script:
 
     def _list_in(self, word: Word) -> Sequence[Word] | None:
         """The words of `"${NAME[@]}"`, or of `$NAME` without quotes, if they are known."""
-        name = (
-            _LIST.fullmatch(self.text, word.start, word.end)
-            if "$" in word.text
-            else None
-        )
-        assignment = (
-            self._only_assignment(name[1] or name[2] or name[3]) if name else None
-        )
+        name = _LIST.fullmatch(self.text, word.start, word.end) if "$" in word.text else None
+        assignment = self._only_assignment(name[1] or name[2] or name[3]) if name else None
         if name is None or assignment is None:
             return None
         if name[3] or assignment.value.items is not None:
@@ -398,8 +374,7 @@ class Script:
 
 
 _FENCE = re.compile(
-    r"^[ \t]*(?:```|~~~)[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*(?:```|~~~)",
-    re.DOTALL | re.MULTILINE,
+    r"^[ \t]*(?:```|~~~)[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*(?:```|~~~)", re.DOTALL | re.MULTILINE
 )
 _OTHER_CODE = ("python", "py", "json", "yaml", "bibtex", "latex", "diff")
 _PROMPT = re.compile(r"^[ \t]*[$>%] ", re.MULTILINE)
@@ -407,11 +382,7 @@ _PROMPT = re.compile(r"^[ \t]*[$>%] ", re.MULTILINE)
 
 def read_readme(path: Path, text: str) -> Script:
     """The commands in its blocks of code, but for those in Python."""
-    blocks = [
-        block[2]
-        for block in _FENCE.finditer(text)
-        if block[1].lower() not in _OTHER_CODE
-    ]
+    blocks = [block[2] for block in _FENCE.finditer(text) if block[1].lower() not in _OTHER_CODE]
     commands = _PROMPT.sub("", "\n".join(blocks))
     return Script(path, commands, is_readme=True)
 

@@ -105,13 +105,7 @@ _DECLARATIONS = {"declaration_command", "unset_command"}
 _COMMANDS = {"command", "variable_assignment", "variable_assignments", *_DECLARATIONS}
 _LOOPS = {"while_statement", "for_statement", "c_style_for_statement"}
 _CONDITIONAL = {"if_statement", "case_statement", *_LOOPS}
-_NO_WORDS = {
-    "file_redirect",
-    "heredoc_redirect",
-    "herestring_redirect",
-    "comment",
-    "ERROR",
-}
+_NO_WORDS = {"file_redirect", "heredoc_redirect", "herestring_redirect", "comment", "ERROR"}
 _NO_COMMANDS = {"heredoc_body", "command_substitution", "process_substitution"}
 _PARTS = {"concatenation", "command_name", "variable_assignment"}
 _EXPANSIONS = {
@@ -160,9 +154,7 @@ class _Reader:
         self._offset = offset
         """Where the text that tree-sitter has read begins."""
 
-    def inner_nodes(
-        self, node: Node, around: Surroundings
-    ) -> Iterator[tuple[Node, Surroundings]]:
+    def inner_nodes(self, node: Node, around: Surroundings) -> Iterator[tuple[Node, Surroundings]]:
         """Where further commands may be."""
         loop = self._loop(node)
         for position, inner in enumerate(node.named_children):
@@ -173,11 +165,8 @@ class _Reader:
             yield (
                 inner,
                 Surroundings(
-                    around.is_conditional
-                    or node.type in _CONDITIONAL
-                    or is_after_another,
-                    around.is_background
-                    or (following is not None and following.type == "&"),
+                    around.is_conditional or node.type in _CONDITIONAL or is_after_another,
+                    around.is_background or (following is not None and following.type == "&"),
                     loop if loop and inner.type == "do_group" else around.loop,
                 ),
             )
@@ -192,9 +181,7 @@ class _Reader:
         """The words of a command; tree-sitter takes `A=1` and the line after it for one."""
         words: list[Word] = []
         for word in self._words(command):
-            if words and "\n" in _CONTINUED.sub(
-                "", self._text[words[-1].end : word.start]
-            ):
+            if words and "\n" in _CONTINUED.sub("", self._text[words[-1].end : word.start]):
                 yield tuple(words)
                 words = []
             words.append(word)
@@ -205,24 +192,14 @@ class _Reader:
         if command.type == "variable_assignment":
             return [self._word(command)]
         # The first word of `export a=1` is a keyword, and keywords are nodes without a name.
-        nodes = (
-            command.children
-            if command.type in _DECLARATIONS
-            else command.named_children
-        )
+        nodes = command.children if command.type in _DECLARATIONS else command.named_children
         return [self._word(node) for node in nodes if _is_word(node)]
 
     def _word(self, node: Node) -> Word:
-        value = (
-            node.child_by_field_name("value")
-            if node.type == "variable_assignment"
-            else None
-        )
+        value = node.child_by_field_name("value") if node.type == "variable_assignment" else None
         items = None
         if value is not None and value.type == "array":
-            items = tuple(
-                self._word(item) for item in value.named_children if _is_word(item)
-            )
+            items = tuple(self._word(item) for item in value.named_children if _is_word(item))
         start = self._offset + node.start_byte
         return Word(start, self._offset + node.end_byte, self._unquoted(node), items)
 
@@ -234,9 +211,7 @@ class _Reader:
             return _ESCAPED_IN_QUOTES.sub(r"\1", written[1:-1])
         if node.type in {"raw_string", "ansi_c_string"}:
             return written.lstrip("$")[1:-1].replace("$", "\\$")
-        return (
-            written if node.type in _EXPANSIONS else _ESCAPED.sub(_unescaped, written)
-        )
+        return written if node.type in _EXPANSIONS else _ESCAPED.sub(_unescaped, written)
 
     def _written(self, node: Node) -> str:
         return self._text[self._offset + node.start_byte : self._offset + node.end_byte]

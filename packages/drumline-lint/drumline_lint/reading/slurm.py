@@ -72,11 +72,7 @@ class Options:
         is_alone = "exclusive" in self.by_name and self.by_name["exclusive"] in _WHOLE
         all_gpus = _ALL_GPUS_OF_ARRAY if "array" in self.by_name else _ALL_GPUS
         is_alone |= self.by_name.get("gpus-per-task") == "8"
-        return (
-            is_alone
-            or self.by_name.get("mem") == "0"
-            or (self.gpus_per_node or 0) >= all_gpus
-        )
+        return is_alone or self.by_name.get("mem") == "0" or (self.gpus_per_node or 0) >= all_gpus
 
 
 def whole_number(text: str | None) -> int | None:
@@ -142,9 +138,7 @@ def read_options(
             options[name] = value_of(words[position])
             position += 1
         else:
-            options[name] = (
-                value.removeprefix("=") if equals and text is not None else None
-            )
+            options[name] = value.removeprefix("=") if equals and text is not None else None
     options.pop("", None)
     if "tasks-per-node" in options:
         options["ntasks-per-node"] = options.pop("tasks-per-node")

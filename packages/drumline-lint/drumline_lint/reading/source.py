@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from drumline_lint.findings import (
-    UNREADABLE,
-    Finding,
-    Place,
-    Severity,
-    column_of,
-    problem,
-)
+from drumline_lint.findings import UNREADABLE, Finding, Place, Severity, column_of, problem
 
 Silenced = Mapping[int, frozenset[str]]
 """Numbers and names of rules by line, in capitals; an empty set means all."""
@@ -29,9 +22,7 @@ Lines = tuple[int, int]
 
 _RULE = r"(?:[A-Z]+[0-9]+|[A-Z]+(?:-[A-Z]+)+)"
 _TEST_FOLDERS = {"test", "tests", "unit_tests"}
-_NOQA = re.compile(
-    rf"#\s*noqa(?::\s*(?P<rules>{_RULE}(?:[\s,]+{_RULE})*))?", re.IGNORECASE
-)
+_NOQA = re.compile(rf"#\s*noqa(?::\s*(?P<rules>{_RULE}(?:[\s,]+{_RULE})*))?", re.IGNORECASE)
 
 
 def silenced_lines(text: str, together: Callable[[], Iterable[Lines]]) -> Silenced:
@@ -107,9 +98,7 @@ class Source:
     @cached_property
     def is_test(self) -> bool:
         is_by_folder = not _TEST_FOLDERS.isdisjoint(self.path.parts[-3:-1])
-        is_by_name = self.path.name.startswith("test_") or self.path.name.endswith(
-            "_test.py"
-        )
+        is_by_name = self.path.name.startswith("test_") or self.path.name.endswith("_test.py")
         return is_by_name or is_by_folder
 
     @property
@@ -122,18 +111,14 @@ class Source:
         line: int = getattr(node, "lineno", 1)
         end_line: int = getattr(node, "end_lineno", None) or line
         column = column_of(self.lines[line - 1], getattr(node, "col_offset", 0))
-        end_column = column_of(
-            self.lines[end_line - 1], getattr(node, "end_col_offset", None) or 0
-        )
+        end_column = column_of(self.lines[end_line - 1], getattr(node, "end_col_offset", None) or 0)
         if hasattr(node, "body"):
             end_line = line
             end_column = len(self.lines[line - 1]) + 1
         number = None
         before = 0
         if self.cells:
-            cell = self.cells[
-                bisect_right(self.cells, line, key=lambda cell: cell.first_line) - 1
-            ]
+            cell = self.cells[bisect_right(self.cells, line, key=lambda cell: cell.first_line) - 1]
             number = cell.number
             before = cell.first_line - 1
         return Place(
@@ -148,17 +133,14 @@ class Source:
     def where(self, node: ast.AST) -> str:
         """Its line in words; in a notebook, with the cell."""
         place = self.place(node)
-        return (
-            f"{'' if place.cell is None else f'cell {place.cell}, '}line {place.line}"
-        )
+        return f"{'' if place.cell is None else f'cell {place.cell}, '}line {place.line}"
 
     def code(self, node: ast.AST) -> str:
         """What is written there, in one line."""
         first = getattr(node, "lineno", 1)
         last = getattr(node, "end_lineno", None) or 1
         written = self.between(
-            (first, getattr(node, "col_offset", 0)),
-            (last, getattr(node, "end_col_offset", None)),
+            (first, getattr(node, "col_offset", 0)), (last, getattr(node, "end_col_offset", None))
         )
         return " ".join(written.split())
 
@@ -175,9 +157,7 @@ def _statements(tree: ast.Module) -> Iterator[Lines]:
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt):
             last = node.end_lineno or node.lineno
-            for inner in (
-                getattr(node, "body", None) or getattr(node, "cases", None) or []
-            )[:1]:
+            for inner in (getattr(node, "body", None) or getattr(node, "cases", None) or [])[:1]:
                 first = inner.pattern if isinstance(inner, ast.match_case) else inner
                 decorators = getattr(first, "decorator_list", [])
                 last = min(part.lineno for part in (first, *decorators)) - 1
@@ -208,17 +188,11 @@ _NEWER_SYNTAX = (
 )  # fmt: skip
 
 
-def syntax_problem(
-    error: BaseException, path: Path, *, cell: int | None = None
-) -> Finding:
+def syntax_problem(error: BaseException, path: Path, *, cell: int | None = None) -> Finding:
     """A note where the file is right, and this Python is too old to read it."""
     if not isinstance(error, SyntaxError):
         is_deep = isinstance(error, RecursionError | MemoryError)
-        why = (
-            "is nested too deeply to be parsed"
-            if is_deep
-            else f"cannot be parsed: {error}"
-        )
+        why = "is nested too deeply to be parsed" if is_deep else f"cannot be parsed: {error}"
         return problem(UNREADABLE, path, f"the code {why}", cell=cell)
     this = f"{sys.version_info.major}.{sys.version_info.minor}"
     newer = next(
@@ -227,14 +201,14 @@ def syntax_problem(
             for version, syntax in _NEWER_SYNTAX
             if sys.version_info < version and syntax.match(error.text or "")
         ),
-        "3.12"
-        if error.msg.startswith("f-string expression part cannot include")
-        else "",
+        "3.12" if error.msg.startswith("f-string expression part cannot include") else "",
     )
     message = f"the code cannot be parsed: {error.msg} (read as Python {this})"
     fix = "fix it, or run the linter with the Python that it is for, or leave it out with --exclude"
     if newer:
-        message = f"the file was not checked: it has syntax of Python {newer}, and this is Python {this}"
+        message = (
+            f"the file was not checked: it has syntax of Python {newer}, and this is Python {this}"
+        )
         fix = f"run the linter with Python {newer} or newer"
     elif error.msg.startswith("Missing parentheses in call to"):
         message = f"the code cannot be parsed: {error.msg} (it looks like Python 2)"

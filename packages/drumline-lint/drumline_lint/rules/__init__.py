@@ -19,9 +19,7 @@ from types import ModuleType
 def all_rules() -> dict[str, ModuleType]:
     """The module of each rule by its number, in order."""
     names = sorted(
-        module.name
-        for module in pkgutil.iter_modules(__path__)
-        if module.name.startswith("dl")
+        module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("dl")
     )
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     return {module.RULE.id: module for module in modules}

@@ -64,9 +64,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             name = "the dataset" if dataset is None else source.code(dataset)
             message = f"every rank trains on all of {name}: no sampler splits it"
             # unseeded, each rank has an order of its own: then it is a larger batch at random
-            is_seeded = not _is_shuffled(program, call) or any_text_near(
-                program, source, "seed"
-            )
+            is_seeded = not _is_shuffled(program, call) or any_text_near(program, source, "seed")
             severity = None if is_seeded else Severity.WARNING
             # whoever divides other data has reasons not to divide this
             if _divides_other_data(program, call) or not is_of_ranks(program, source):
@@ -79,17 +77,13 @@ def _divides_other_data(program: Program, call: ast.Call) -> bool:
     source = program.source_of(call)
     dataset = _origins(program, given(call, "dataset"))
     samplers = calls_near(program, source, DISTRIBUTED_SAMPLER)
-    sampled = [
-        _origins(program, argument(sampler, 0, "dataset")) for sampler in samplers
-    ]
+    sampled = [_origins(program, argument(sampler, 0, "dataset")) for sampler in samplers]
     divided = [
         _origins(program, given(loader, "dataset"))
         for loader in calls_near(program, source, LOADER)
         if program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER)
     ]
-    return bool(divided) and all(
-        dataset.isdisjoint(origins) for origins in (*sampled, *divided)
-    )
+    return bool(divided) and all(dataset.isdisjoint(origins) for origins in (*sampled, *divided))
 
 
 def _origins(program: Program, dataset: ast.expr | None) -> set[str]:
@@ -105,35 +99,18 @@ def _is_shuffled(program: Program, call: ast.Call) -> bool:
 def _gives_all(program: Program, call: ast.Call) -> bool:
     """Whether nothing in the call, nor in the dataset, has to do with ranks."""
     samplers = [given(call, "sampler"), given(call, "batch_sampler")]
-    if has_unknown_arguments(call) or not all(
-        _is_plain(program, part) for part in samplers
-    ):
+    if has_unknown_arguments(call) or not all(_is_plain(program, part) for part in samplers):
         return False
     dataset = given(call, "dataset")
     # shuffle=True is refused for a dataset that can only be iterated over
-    is_ordered = any(sampler is not None for sampler in samplers) or _is_shuffled(
-        program, call
-    )
-    if (
-        not is_ordered
-        and not _is_indexed(program, dataset)
-        and not _is_stream(program, dataset)
-    ):
+    is_ordered = any(sampler is not None for sampler in samplers) or _is_shuffled(program, call)
+    if not is_ordered and not _is_indexed(program, dataset) and not _is_stream(program, dataset):
         return False
-    sources = [
-        dataset,
-        *samplers,
-        given(call, "worker_init_fn"),
-        given(call, "collate_fn"),
-    ]
-    classes = [
-        value.of for value in program.values(dataset) if isinstance(value, Instance)
-    ]
+    sources = [dataset, *samplers, given(call, "worker_init_fn"), given(call, "collate_fn")]
+    classes = [value.of for value in program.values(dataset) if isinstance(value, Instance)]
     texts = [program.source_of(owner).code(owner) for owner in classes]
     is_divided = any("rank" in text or "world_size" in text for text in texts)
-    return not is_divided and not any(
-        depends_on_rank(program, part) for part in sources
-    )
+    return not is_divided and not any(depends_on_rank(program, part) for part in sources)
 
 
 def _is_plain(program: Program, sampler: ast.expr | None) -> bool:
@@ -164,10 +141,7 @@ def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
     nodes = (call, *loops)
     if any(framework(program, program.source_of(node)) for node in nodes):
         return False
-    if any(
-        is_single_process(program, node) or may_be_guarded(program, node)
-        for node in nodes
-    ):
+    if any(is_single_process(program, node) or may_be_guarded(program, node) for node in nodes):
         return False
     if any(_divides_instead(program, call, nearby) for nearby in calls_beside(call)):
         return False
@@ -224,12 +198,8 @@ def _is_stream(program: Program, dataset: ast.expr | None) -> bool:
     """Whether it is an IterableDataset that reads a file, and neither divides nor draws."""
     if any(_streams(program, part) for part in parts(program, dataset)):
         text = "" if dataset is None else program.source_of(dataset).text
-        return not any(
-            word in text for word in ("by_node", "shard", "skip", "world_size")
-        )
-    classes = [
-        value.of for value in program.values(dataset) if isinstance(value, Instance)
-    ]
+        return not any(word in text for word in ("by_node", "shard", "skip", "world_size"))
+    classes = [value.of for value in program.values(dataset) if isinstance(value, Instance)]
     return bool(classes) and all(
         owner in stream_classes(program, dataset)
         and _reads_file(program, owner)
@@ -246,20 +216,13 @@ def _divides(text: str) -> bool:
     is_drawn = "random" in text or "shuffle" in text
     if is_drawn and _SAME_SEED.search(text) is None:
         return True
-    return any(
-        word in text for word in (_OF_RANKS if "get_worker_info" in text else _DIVIDING)
-    )
+    return any(word in text for word in (_OF_RANKS if "get_worker_info" in text else _DIVIDING))
 
 
 def _streams(program: Program, part: ast.expr) -> bool:
     """`load_dataset(name, streaming=True)`"""
-    is_load = (
-        isinstance(part, ast.Call)
-        and program.name_of(part.func) == "datasets.load_dataset"
-    )
-    streaming = (
-        argument(part, None, "streaming") if isinstance(part, ast.Call) else None
-    )
+    is_load = isinstance(part, ast.Call) and program.name_of(part.func) == "datasets.load_dataset"
+    streaming = argument(part, None, "streaming") if isinstance(part, ast.Call) else None
     return is_load and program.values(streaming) == {ConstantValue(True)}
 
 

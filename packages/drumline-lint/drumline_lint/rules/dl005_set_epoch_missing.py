@@ -15,12 +15,7 @@ from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.origins import is_one, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import (
-    ancestors,
-    called_name,
-    calls_beside,
-    enclosing_function,
-)
+from drumline_lint.program.tree import ancestors, called_name, calls_beside, enclosing_function
 from drumline_lint.program.value import CallResult, ConstantValue, Instance, Method
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, loaders, passed_on_by, training_loops
@@ -58,9 +53,7 @@ def _told_once(program: Program, source: Source, sampler: ast.Call) -> ast.Call 
     """`sampler.set_epoch(0)`"""
     for call in program.index(source).calls.get("set_epoch", ()):
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        is_own = any(
-            getattr(value, "call", None) is sampler for value in program.values(owner)
-        )
+        is_own = any(getattr(value, "call", None) is sampler for value in program.values(owner))
         if is_own and call.args and isinstance(call.args[0], ast.Constant):
             return call
     return None
@@ -109,9 +102,7 @@ def _is_of_epochs(program: Program, sampler: ast.Call) -> bool:
     makers = [call for call in calls if program.name_of(call.func) == LOADER]
     if any(maker in training_loops(program) for maker in makers):
         return False  # others beside it train
-    is_given = any(
-        sampler in written_values(program, given(call, "sampler")) for call in makers
-    )
+    is_given = any(sampler in written_values(program, given(call, "sampler")) for call in makers)
     near = connected(program, program.source_of(sampler))
     return is_given and _trains_for_epochs(program, near)
 
@@ -140,8 +131,7 @@ def _trains_for_epochs(program: Program, sources: frozenset[Source]) -> bool:
         and bool(loops)
         and all(
             any(
-                isinstance(outer, ast.For)
-                and "epoch" in ast.unparse(outer.iter).lower()
+                isinstance(outer, ast.For) and "epoch" in ast.unparse(outer.iter).lower()
                 for outer in outer_loops(program, loop)
             )
             for loop in loops
@@ -177,9 +167,7 @@ def _is_another(program: Program, call: ast.Call | None, sampler: ast.Call) -> b
         return True
     if call.args and isinstance(call.args[0], ast.Constant):
         return True
-    owners = (
-        program.values(call.func.value) if isinstance(call.func, ast.Attribute) else ()
-    )
+    owners = program.values(call.func.value) if isinstance(call.func, ast.Attribute) else ()
     if any(getattr(owner, "call", None) is sampler for owner in owners):
         return False
     for value in owners:
@@ -192,9 +180,7 @@ def _is_another(program: Program, call: ast.Call | None, sampler: ast.Call) -> b
         )
         if isinstance(owner, Instance):
             return True
-        if isinstance(owner, CallResult) and not owner.name.startswith(
-            "torch.utils.data."
-        ):
+        if isinstance(owner, CallResult) and not owner.name.startswith("torch.utils.data."):
             return False  # `getattr(loader, "sampler", None)`
         if not made or any(getattr(part, "call", sampler) is sampler for part in made):
             return False

@@ -31,14 +31,7 @@ from drumline_lint.training.steps import (
 )
 
 RULE = rule("DL012", only_distributed=False)
-_SWITCHES = (
-    "no_sync",
-    "grad_sync",
-    "gradient_sync",
-    "is_last_backward",
-    "raise",
-    "assert",
-)
+_SWITCHES = ("no_sync", "grad_sync", "gradient_sync", "is_last_backward", "raise", "assert")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -59,20 +52,13 @@ def _unswitched(program: Program, source: Source, loop: Loop) -> Iterator[Findin
     step = _rare_step(program, loop)
     rounds = [root for root, rare in roots.items() if not rare]
     calls = [
-        call
-        for root in rounds
-        for call in calls_in(root)
-        if not every_nth(program, call, root)
+        call for root in rounds for call in calls_in(root) if not every_nth(program, call, root)
     ]
     if step is None or any(is_method(call, "zero_grad") for call in calls):
         return
     for call in calls:
         is_last = is_method(call, "backward") and program.function_of(call) is None
-        if (
-            is_last
-            and program.source_of(call) is source
-            and not is_single_process(program, call)
-        ):
+        if is_last and program.source_of(call) is source and not is_single_process(program, call):
             message = (
                 f"{source.code(call)} averages gradients over all ranks at every micro-batch, "
                 f"{program.source_of(step).code(step)} comes only after several"
@@ -86,19 +72,13 @@ def _rare_step(program: Program, loop: Loop) -> ast.Call | None:
     if steps:
         return steps[0][0] if all(rare for _, rare in steps) else None
     outer = loop_around(loop)
-    is_of_epochs = outer is None or "epoch" in ast.unparse(
-        getattr(outer, "target", outer)
-    )
+    is_of_epochs = outer is None or "epoch" in ast.unparse(getattr(outer, "target", outer))
     after = [] if outer is None or is_of_epochs else optimizer_steps(program, outer)
     later = [call for call in after if position(call) > end_position(loop)]
-    return (
-        later[0] if later and not any(_inner_tests(program, later[0], outer)) else None
-    )
+    return later[0] if later and not any(_inner_tests(program, later[0], outer)) else None
 
 
-def _inner_tests(
-    program: Program, node: ast.AST, loop: ast.AST | None
-) -> list[ast.expr]:
+def _inner_tests(program: Program, node: ast.AST, loop: ast.AST | None) -> list[ast.expr]:
     """The conditions between a node and the loop around it."""
     held = conditions(program, node, with_exits=False)
     return [

@@ -52,11 +52,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         # The first save of a function stands for those after it.
         is_shown = is_shown and (function is None or function not in functions)
         functions.add(function)
-        if (
-            not is_shown
-            or _is_made_if_missing(program, save.call)
-            or _is_of_interrupt(save.call)
-        ):
+        if not is_shown or _is_made_if_missing(program, save.call) or _is_of_interrupt(save.call):
             severity = Severity.NOTE
         fix = _GATHERED if is_sharded else ""
         yield RULE.at(source, save.call, message, fix=fix, severity=severity)
@@ -78,13 +74,9 @@ def _is_of_model(program: Program, save: Save) -> bool:
     name = called_name(save.call)
     if name in ("save_pretrained", "save_model") or save.what is None:
         return name in ("save_pretrained", "save_model")
-    if name not in ("save", "save_file") or program.name_of(save.call.func).startswith(
-        "numpy."
-    ):
+    if name not in ("save", "save_file") or program.name_of(save.call.func).startswith("numpy."):
         return False
-    if _MODEL.search(last_name(save.what).lower()) or program.made(
-        save.what, DDP, *FSDP
-    ):
+    if _MODEL.search(last_name(save.what).lower()) or program.made(save.what, DDP, *FSDP):
         return True
     return any(
         isinstance(part, ast.Call) and called_name(part) == "state_dict"
@@ -94,12 +86,8 @@ def _is_of_model(program: Program, save: Save) -> bool:
 
 def _is_of_interrupt(call: ast.Call) -> bool:
     """In `except KeyboardInterrupt`, which a launcher sends to some of the ranks."""
-    handlers = [
-        outer for outer in ancestors(call) if isinstance(outer, ast.ExceptHandler)
-    ]
-    return any(
-        last_name(handler.type or call) == "KeyboardInterrupt" for handler in handlers
-    )
+    handlers = [outer for outer in ancestors(call) if isinstance(outer, ast.ExceptHandler)]
+    return any(last_name(handler.type or call) == "KeyboardInterrupt" for handler in handlers)
 
 
 def _is_made_if_missing(program: Program, call: ast.Call) -> bool:
@@ -114,9 +102,7 @@ def _is_made_if_missing(program: Program, call: ast.Call) -> bool:
 def _writes_part(program: Program, call: ast.Call) -> bool:
     """Whether what is written to an open file is of this rank's part of the data."""
     block = _block_of(call)
-    writes = [
-        inner for inner in nodes_in(block, ast.Call) if called_name(inner) in _WRITES
-    ]
+    writes = [inner for inner in nodes_in(block, ast.Call) if called_name(inner) in _WRITES]
     return any(is_of_part(program, write.args[0]) for write in writes if write.args)
 
 
@@ -137,9 +123,7 @@ def _opened_for_writing(program: Program, source: Source) -> Iterator[ast.Call]:
     """`with open(path, "w") as file:` around what a program reads again."""
     for call in program.index(source).calls.get("open", ()):
         mode = argument(call, 1, "mode")
-        is_writing = isinstance(mode, ast.Constant) and str(mode.value).startswith(
-            ("w", "x", "a")
-        )
+        is_writing = isinstance(mode, ast.Constant) and str(mode.value).startswith(("w", "x", "a"))
         calls = nodes_in(_block_of(call), ast.Call)
         is_dumped = any(program.name_of(inner.func) == "json.dump" for inner in calls)
         if is_writing and (is_dumped or _writes_part(program, call)):

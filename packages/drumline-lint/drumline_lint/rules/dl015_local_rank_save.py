@@ -19,23 +19,13 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     in a file that does not speak of nodes, or that nothing is seen to start."""
     for save in saves(program, source):
         tests = guards(program, save.call)
-        is_local = any(
-            test.kind == "local" and test.is_main and test.is_needed for test in tests
-        )
-        is_once_a_node = is_local and all(
-            test.kind in ("local", "group") for test in tests
-        )
-        if (
-            not is_once_a_node
-            or is_main_only(tests)
-            or is_own_of_node(program, save.path)
-        ):
+        is_local = any(test.kind == "local" and test.is_main and test.is_needed for test in tests)
+        is_once_a_node = is_local and all(test.kind in ("local", "group") for test in tests)
+        if not is_once_a_node or is_main_only(tests) or is_own_of_node(program, save.path):
             continue
         to = "the same file" if save.path is None else source.code(save.path)
         message = f"{source.code(save.call.func)} runs once on every node, and all nodes write {to}"
         is_started = "torchrun" in source.text or "srun" in source.text
-        is_shown = NODES.search(source.text) and (
-            is_started or program.launches_of(source)
-        )
+        is_shown = NODES.search(source.text) and (is_started or program.launches_of(source))
         severity = None if is_shown else Severity.NOTE
         yield RULE.at(source, save.call, message, severity=severity)

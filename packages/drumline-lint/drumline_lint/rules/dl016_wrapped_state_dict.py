@@ -10,12 +10,7 @@ from drumline_lint.findings import Edit, Finding, Severity, rule
 from drumline_lint.flow.conditions import held_conditions
 from drumline_lint.flow.guards import is_single_process
 from drumline_lint.program.names import DDP, FSDP
-from drumline_lint.program.origins import (
-    MOST_PARTS,
-    parts,
-    previous_values,
-    written_values,
-)
+from drumline_lint.program.origins import MOST_PARTS, parts, previous_values, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
@@ -60,9 +55,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 severity=None if is_loaded else Severity.NOTE,
             )
         elif _is_compiled(program, model):
-            message = (
-                f"{written} is compiled: all keys of its state begin with `_orig_mod.`"
-            )
+            message = f"{written} is compiled: all keys of its state begin with `_orig_mod.`"
             fix = "save the state of the model that was given to torch.compile"
             is_known = any("_orig_mod" in file.text for file in program.sources)
             if not is_known and _loads_plain(program) and _loads_other(program, model):
@@ -93,13 +86,9 @@ def _is_unwrapped(program: Program, model: ast.expr) -> bool:
     ):
         return True
     names = {
-        part
-        for test, _ in held_conditions(program, model)
-        for part in ast.unparse(test).split("(")
+        part for test, _ in held_conditions(program, model) for part in ast.unparse(test).split("(")
     }
-    return any(
-        name.strip() in ("isinstance", "hasattr", "not isinstance") for name in names
-    )
+    return any(name.strip() in ("isinstance", "hasattr", "not isinstance") for name in names)
 
 
 def _unwraps(part: ast.expr) -> bool:
@@ -112,16 +101,8 @@ def _unwraps(part: ast.expr) -> bool:
 def _key_of(call: ast.Call) -> str:
     """Under which it is saved, if in a dictionary that is written out."""
     saved = parent_of(call)
-    entries = (
-        zip(saved.keys, saved.values, strict=True)
-        if isinstance(saved, ast.Dict)
-        else ()
-    )
-    keys = [
-        key.value
-        for key, value in entries
-        if value is call and isinstance(key, ast.Constant)
-    ]
+    entries = zip(saved.keys, saved.values, strict=True) if isinstance(saved, ast.Dict) else ()
+    keys = [key.value for key, value in entries if value is call and isinstance(key, ast.Constant)]
     return str(keys[0]) if keys else ""
 
 
@@ -136,15 +117,10 @@ def _is_read(program: Program, key: str) -> bool:
 
 def _is_whole_file(program: Program, load: ast.Call) -> bool:
     """Whether what is loaded is no part of a file, and not written anew key by key."""
-    states = [
-        origin for state in load.args for origin in written_values(program, state)
-    ]
+    states = [origin for state in load.args for origin in written_values(program, state)]
     return any(
         not isinstance(state, ast.Subscript | ast.Dict | ast.DictComp)
-        and not (
-            isinstance(state, ast.Call)
-            and called_name(state) not in ("load", "load_file")
-        )
+        and not (isinstance(state, ast.Call) and called_name(state) not in ("load", "load_file"))
         for state in states
     )
 
@@ -159,26 +135,17 @@ def _expects_prefix(program: Program) -> bool:
     """Whether a wrapped model loads a state, or the prefix is cut off."""
     owners = [call.func for call in _loads(program)]
     is_wrapped = any(
-        isinstance(owner, ast.Attribute) and program.made(owner.value, DDP)
-        for owner in owners
+        isinstance(owner, ast.Attribute) and program.made(owner.value, DDP) for owner in owners
     )
-    return is_wrapped or any(
-        _STRIPPING.search(source.text) for source in program.sources
-    )
+    return is_wrapped or any(_STRIPPING.search(source.text) for source in program.sources)
 
 
 def _loads(program: Program) -> list[ast.Call]:
     """What loads the state of a model."""
     indexes = [program.index(source) for source in program.sources]
-    calls = [
-        call for index in indexes for call in index.calls.get("load_state_dict", ())
-    ]
+    calls = [call for index in indexes for call in index.calls.get("load_state_dict", ())]
     owners = [(call, ast.unparse(call.func).lower()) for call in calls]
-    return [
-        call
-        for call, owner in owners
-        if not any(word in owner for word in _OTHER_STATES)
-    ]
+    return [call for call, owner in owners if not any(word in owner for word in _OTHER_STATES)]
 
 
 def _is_compiled(program: Program, model: ast.expr) -> bool:
@@ -190,8 +157,7 @@ def _is_compiled(program: Program, model: ast.expr) -> bool:
             return False
     every = list(parts(program, model))
     return not any(last_name(part) == "_orig_mod" for part in every) and any(
-        program.name_of(call.func) == "torch.compile"
-        for call in _makers(program, model)
+        program.name_of(call.func) == "torch.compile" for call in _makers(program, model)
     )
 
 
@@ -202,11 +168,7 @@ def _makers(program: Program, model: ast.expr) -> list[ast.Call]:
     pending = [model]
     while pending and len(makers) < MOST_PARTS:
         origins = written_values(program, pending.pop())
-        calls = [
-            call
-            for call in origins
-            if isinstance(call, ast.Call) and call not in makers
-        ]
+        calls = [call for call in origins if isinstance(call, ast.Call) and call not in makers]
         makers += calls
         for call in calls:
             pending += _passed_through(program, call)
@@ -221,10 +183,7 @@ def _passed_through(program: Program, call: ast.Call) -> list[ast.expr]:
         values = [statement.value for statement in nodes_in(function, ast.Return)]
         return [value for value in values if value is not None]
     name = called_name(call)
-    if program.name_of(call.func) in (DDP, *FSDP) or name in (
-        "prepare",
-        "DataParallel",
-    ):
+    if program.name_of(call.func) in (DDP, *FSDP) or name in ("prepare", "DataParallel"):
         return list(call.args)
     owner = owner_of(call)
     return [owner] if owner is not None and name in _GIVING_MODEL else []
@@ -246,8 +205,7 @@ def _edits(program: Program, model: ast.expr) -> list[Edit]:
     if isinstance(model, ast.Name):
         values = [binding.value for binding in program.bindings(model)]
     is_certain = bool(values) and all(
-        isinstance(value, ast.Call) and program.name_of(value.func) == DDP
-        for value in values
+        isinstance(value, ast.Call) and program.name_of(value.func) == DDP for value in values
     )
     end = end_position(model)
     return [Edit(start=end, end=end, text=".module")] if is_certain else []

@@ -31,11 +31,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     if source not in distributed_sources(program) and not framework(program, source):
         return
     likely = likely_collective_names(program)
-    calls = [
-        call
-        for call in program.index(source).every(ast.Call)
-        if called_name(call) in likely
-    ]
+    calls = [call for call in program.index(source).every(ast.Call) if called_name(call) in likely]
     for call, tests in calls_under_rank_tests(program, calls):
         for name, chain in collectives_in(program, call):
             is_own = chain[0] is call and not _serves(chain)
@@ -46,10 +42,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 is_sure = is_certain and _is_seen_here(program, name, chain)
                 severity = None if is_sure else Severity.NOTE
                 yield RULE.at(
-                    source,
-                    call,
-                    _message(source, tests[0], name, chain),
-                    severity=severity,
+                    source, call, _message(source, tests[0], name, chain), severity=severity
                 )
                 break
 
@@ -76,9 +69,7 @@ def _serves(chain: tuple[ast.Call, ...]) -> bool:
     return any(isinstance(loop.test, ast.Constant) for loop in loops)
 
 
-def _message(
-    source: Source, test: RankTest, name: str, chain: tuple[ast.Call, ...]
-) -> str:
+def _message(source: Source, test: RankTest, name: str, chain: tuple[ast.Call, ...]) -> str:
     first = source.code(chain[0].func)
     if len(chain) == 1:
         return f"{who_calls(test)} {first}, which blocks until every rank calls it"

@@ -22,14 +22,7 @@ from drumline_lint.flow.guards import says_distributed
 from drumline_lint.flow.loops import loop_around
 from drumline_lint.flow.some_ranks import has_backward
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import (
-    LOOPS,
-    ancestors,
-    block_of,
-    dotted,
-    nodes_in,
-    parent_of,
-)
+from drumline_lint.program.tree import LOOPS, ancestors, block_of, dotted, nodes_in, parent_of
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import wraps_any
@@ -64,9 +57,7 @@ def _ends_well(program: Program, statement: ast.Expr) -> bool:
 def _is_by_ranks(program: Program, exit_: ast.stmt) -> bool:
     """Whether every condition around it asks for the rank, or for what the loop computes; one on an
     option may hold in no run."""
-    for test, holds in _held_inside(
-        exit_, conditions(program, exit_, with_exits=False)
-    ):
+    for test, holds in _held_inside(exit_, conditions(program, exit_, with_exits=False)):
         is_of_loop = isinstance(parent_of(test), ast.While)
         for part, part_holds in () if is_of_loop else split_condition(test, holds):
             is_by_rank = bool(rank_tests(program, part, part_holds))
@@ -81,9 +72,7 @@ def _held_inside(
 ) -> list[tuple[ast.expr, bool]]:
     """The conditions between it and the loop that it leaves."""
     left = loop_around(exit_) if isinstance(exit_, (ast.Break, ast.Continue)) else None
-    return [
-        (test, holds) for test, holds in held if left is None or left in ancestors(test)
-    ]
+    return [(test, holds) for test, holds in held if left is None or left in ancestors(test)]
 
 
 def _is_computed(exit_: ast.stmt, test: ast.expr) -> bool:
@@ -108,9 +97,7 @@ def _assigned_in(loop: ast.AST) -> set[str]:
     targets = [target for made in nodes_in(loop, ast.Assign) for target in made.targets]
     targets += [made.target for made in nodes_in(loop, ast.AugAssign)]
     changed = [
-        call.func.value
-        for call in nodes_in(loop, ast.Call)
-        if isinstance(call.func, ast.Attribute)
+        call.func.value for call in nodes_in(loop, ast.Call) if isinstance(call.func, ast.Attribute)
     ]
     names = {name for part in (*targets, *changed) for name in _names(part)}
     return {name for name in names if not names_option(name.lower())}
@@ -121,35 +108,23 @@ def _who_leaves(program: Program, exit_: ast.stmt) -> str:
     if isinstance(exit_, ast.Continue) and isinstance(loop_around(exit_), ast.While):
         return ""  # the rank comes to the collective later
     inside = _held_inside(exit_, conditions(program, exit_, with_exits=False))
-    tests = [
-        part for test, holds in inside for part in rank_tests(program, test, holds)
-    ]
+    tests = [part for test, holds in inside for part in rank_tests(program, test, holds)]
     every = [test for test in tests if test.is_needed and test.kind != "group"]
     if not every or any(test.is_main is None for test in every):
         return ""
     if not every[0].is_main:
         return "all ranks but one leave"
-    return (
-        "one process of each node leaves"
-        if every[0].kind == "local"
-        else "rank 0 leaves"
-    )
+    return "one process of each node leaves" if every[0].kind == "local" else "rank 0 leaves"
 
 
 def _missed(program: Program, exit_: ast.stmt) -> str:
     """What the others block in; empty if they do not."""
-    done = {
-        name for node in block_of(exit_) for name, _ in collectives_in(program, node)
-    }
+    done = {name for node in block_of(exit_) for name, _ in collectives_in(program, node)}
     for node in _what_others_do(exit_):
         for name, chain in collectives_in(program, node):
             # A collective for some ranks is a mistake of its own.
             is_for_some = any(rank_tests_at(program, chain[0], with_exits=False))
-            if (
-                name not in done
-                and not is_for_some
-                and not _is_left_before(node, chain[0])
-            ):
+            if name not in done and not is_for_some and not _is_left_before(node, chain[0]):
                 return f"{short_name(name)} ({program.source_of(chain[0]).where(chain[0])})"
         if wraps_any(program) and has_backward(program, node):
             return "the backward pass"

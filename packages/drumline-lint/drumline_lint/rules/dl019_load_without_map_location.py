@@ -59,12 +59,8 @@ def _is_resumed(program: Program, source: Source, call: ast.Call) -> bool:
     method = enclosing_function(call)
     owner = None if method is None else enclosing_class(method)
     is_part = owner is not None and program.is_module(owner)  # often of another program
-    is_run = (
-        is_of_ranks(program, source) and is_on_every_rank(program, call) and not is_part
-    )
-    return (
-        is_loaded and is_run and _holds_state(program, source, argument(call, 0, "f"))
-    )
+    is_run = is_of_ranks(program, source) and is_on_every_rank(program, call) and not is_part
+    return is_loaded and is_run and _holds_state(program, source, argument(call, 0, "f"))
 
 
 def _holds_state(program: Program, source: Source, path: ast.expr | None) -> bool:
@@ -84,9 +80,7 @@ def _holds_state(program: Program, source: Source, path: ast.expr | None) -> boo
 def _paths(program: Program, path: ast.expr | None) -> set[str]:
     """How it is written where it comes from; a name of unknown origin may be any path."""
     origins = written_values(program, path)
-    return {
-        ast.unparse(origin) for origin in origins if not isinstance(origin, ast.Name)
-    }
+    return {ast.unparse(origin) for origin in origins if not isinstance(origin, ast.Name)}
 
 
 def _may_load(program: Program, load: ast.Call, file: ast.Call) -> bool:
@@ -103,9 +97,7 @@ def _is_placed(call: ast.Call) -> bool:
     is_mapped = argument(call, None, "mmap") is not None
     outer = parent_of(call)
     is_moved = isinstance(outer, ast.Attribute) and outer.attr in ("cuda", "to", "cpu")
-    is_schedule = (
-        isinstance(outer, ast.Call) and "sched" in ast.unparse(outer.func).lower()
-    )
+    is_schedule = isinstance(outer, ast.Call) and "sched" in ast.unparse(outer.func).lower()
     return is_moved or is_mapped or is_schedule or has_unknown_arguments(call)
 
 
@@ -118,9 +110,7 @@ def _is_placed_by(location: ast.expr | None) -> bool:
 def _is_first_gpu(program: Program, source: Source, location: ast.expr | None) -> bool:
     """`"cuda:0"`, and `"cuda"`, the current one, where nothing chooses one."""
     value = location.value if isinstance(location, ast.Constant) else None
-    is_current = value == "cuda" and not calls_near(
-        program, source, "torch.cuda.set_device"
-    )
+    is_current = value == "cuda" and not calls_near(program, source, "torch.cuda.set_device")
     return value == "cuda:0" or is_current
 
 
@@ -132,9 +122,5 @@ def _is_of_sample(program: Program, call: ast.Call) -> bool:
         return False
     owner = enclosing_class(function)
     bases = [] if owner is None else [str(place) for place in program.ancestry(owner)]
-    is_dataset = any(
-        "Dataset" in name for name in (owner.name if owner else "", *bases)
-    )
-    return is_dataset or any(
-        word in function.name for word in ("__getitem__", "predict", "infer")
-    )
+    is_dataset = any("Dataset" in name for name in (owner.name if owner else "", *bases))
+    return is_dataset or any(word in function.name for word in ("__getitem__", "predict", "infer"))

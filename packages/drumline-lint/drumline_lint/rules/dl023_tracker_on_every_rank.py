@@ -16,7 +16,9 @@ from drumline_lint.program.tree import nodes_in
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL023", in_tests=False)
-_TRACKERS = "wandb.init mlflow.start_run neptune.init_run comet_ml.Experiment swanlab.init aim.Run".split()
+_TRACKERS = (
+    "wandb.init mlflow.start_run neptune.init_run comet_ml.Experiment swanlab.init aim.Run".split()
+)
 _WRITERS = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter")
 
 _WRITING = set(
@@ -28,15 +30,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Calls that begin a run, on every rank; not of a run or a group that is named by rank."""
     for call in program.calls(source, *_TRACKERS, *_WRITERS):
         arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-        tests = [
-            branch.test for value in arguments for branch in nodes_in(value, ast.IfExp)
-        ]
-        is_grouped = argument(call, None, "group") is not None or has_unknown_arguments(
-            call
-        )
-        if is_grouped or any(
-            depends_on_rank(program, part) for part in (*arguments, *tests)
-        ):
+        tests = [branch.test for value in arguments for branch in nodes_in(value, ast.IfExp)]
+        is_grouped = argument(call, None, "group") is not None or has_unknown_arguments(call)
+        if is_grouped or any(depends_on_rank(program, part) for part in (*arguments, *tests)):
             continue
         if is_on_every_rank(program, call):
             is_writer = program.name_of(call.func) in _WRITERS
@@ -44,9 +40,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             what = what if is_writer else "begins a run on every rank"
             message = f"{source.code(call.func)} {what}"
             is_shown = is_of_ranks(program, source)
-            is_shown = is_shown and not (
-                is_writer and _writes_on_main_only(program, source)
-            )
+            is_shown = is_shown and not (is_writer and _writes_on_main_only(program, source))
             severity = None if is_shown else Severity.NOTE
             yield RULE.at(source, call, message, severity=severity)
 
@@ -63,6 +57,5 @@ def _writes_on_main_only(program: Program, source: Source) -> bool:
         for call in named
     ]
     return bool(calls) and all(
-        any(test.is_main and test.is_needed for test in guards(program, call))
-        for call in calls
+        any(test.is_main and test.is_needed for test in guards(program, call)) for call in calls
     )

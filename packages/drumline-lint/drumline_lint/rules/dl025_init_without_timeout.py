@@ -19,13 +19,7 @@ from drumline_lint.reading.source import Source
 
 RULE = rule("DL025")
 # They go through a whole dataset.
-_LONG = (
-    "map",
-    "save_to_disk",
-    "snapshot_download",
-    "extractall",
-    "download_and_prepare",
-)
+_LONG = ("map", "save_to_disk", "snapshot_download", "extractall", "download_and_prepare")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -36,9 +30,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if values and all(isinstance(value, int | float) for value in values):
             message = "timeout is a number, and must be a timedelta: this call raises a TypeError"
             yield RULE.at(source, call, message, severity=Severity.WARNING)
-        if has_unknown_arguments(call) or program.values(timeout) - {
-            ConstantValue(None)
-        }:
+        if has_unknown_arguments(call) or program.values(timeout) - {ConstantValue(None)}:
             continue
         for work in _long_work_near(program, connected(program, source)):
             where = program.source_of(work)
@@ -62,20 +54,14 @@ def _long_work(program: Program, source: Source) -> Iterator[ast.Call]:
     """What prepares data on one rank, right before a barrier of all."""
     for branch in program.index(source).every(ast.If):
         following = rest_of_block(branch)[:1]
-        waiting = [
-            call for statement in following for call in nodes_in(statement, ast.Call)
-        ]
+        waiting = [call for statement in following for call in nodes_in(statement, ast.Call)]
         is_waiting = any(
             called_name(call) == "barrier"
             and program.name_of(call.func) == "torch.distributed.barrier"
             for call in waiting
         )
-        if is_waiting and any(
-            test.is_main for test in rank_tests(program, branch.test)
-        ):
-            for call in (
-                call for part in branch.body for call in nodes_in(part, ast.Call)
-            ):
+        if is_waiting and any(test.is_main for test in rank_tests(program, branch.test)):
+            for call in (call for part in branch.body for call in nodes_in(part, ast.Call)):
                 inner = [call, *calls_made_in(program, call)]
                 is_evaluation = "eval" in called_name(call)  # which is mostly short
                 if not is_evaluation and any(map(_is_long, inner)):

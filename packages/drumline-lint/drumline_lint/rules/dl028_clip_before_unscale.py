@@ -47,9 +47,7 @@ def _scaler_before(program: Program, calls: list[ast.Call], clip: ast.Call) -> s
         return ""
     for call in before:
         owner = owner_of(call)
-        is_scaled = (
-            is_method(call, "scale") and owner is not None and is_scaler(program, owner)
-        )
+        is_scaled = is_method(call, "scale") and owner is not None and is_scaler(program, owner)
         if owner is not None and is_scaled and not are_exclusive(program, call, clip):
             return program.source_of(call).code(owner)
     return ""

@@ -11,11 +11,7 @@ from drumline_lint.flow.conditions import are_exclusive, is_for_debugging, rank_
 from drumline_lint.flow.distributed import framework, is_of_ranks
 from drumline_lint.flow.guards import guards
 from drumline_lint.flow.loops import calls_made_in, has_gradients_off, is_backward
-from drumline_lint.flow.some_ranks import (
-    calls_under_rank_tests,
-    has_backward,
-    is_within,
-)
+from drumline_lint.flow.some_ranks import calls_under_rank_tests, has_backward, is_within
 from drumline_lint.program.calls import argument, number_of
 from drumline_lint.program.names import DDP
 from drumline_lint.program.origins import written_values
@@ -68,22 +64,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             if effect != "gather":
                 fix = f"run `{written}.module` here, or let every rank run it"
             following = _following_collectives(program, call)
-            is_sure = effect != "broadcast" or (
-                _has_buffers(program, model) and following != []
-            )
+            is_sure = effect != "broadcast" or (_has_buffers(program, model) and following != [])
             is_seen = running is call or model in call.args or bool(following)
             is_seen = (
-                is_seen
-                and is_of_ranks(program, source)
-                and not is_for_debugging(program, call)
+                is_seen and is_of_ranks(program, source) and not is_for_debugging(program, call)
             )
             severity = None if is_sure and is_seen else Severity.NOTE
             yield RULE.at(source, call, message, fix=fix, severity=severity)
 
 
-def _run_by(
-    program: Program, call: ast.Call
-) -> tuple[ast.expr | None, ast.Call | None]:
+def _run_by(program: Program, call: ast.Call) -> tuple[ast.expr | None, ast.Call | None]:
     """The wrapped model that a call runs, itself or in the function that gets it; and the call
     there."""
     model = _called(call)
@@ -110,10 +100,7 @@ def _run_by(
 def _called(call: ast.Call) -> ast.expr:
     """`model` of `model(x)` and `model.generate(x)`."""
     called = call.func
-    is_method = isinstance(called, ast.Attribute) and called.attr in (
-        "forward",
-        "generate",
-    )
+    is_method = isinstance(called, ast.Attribute) and called.attr in ("forward", "generate")
     return called.value if isinstance(called, ast.Attribute) and is_method else called
 
 
@@ -132,26 +119,17 @@ def _is_argument(origin: ast.expr) -> bool:
     """The inner model of a run with one process, or `torch.compile` of the wrapped one."""
     name = called_name(origin) if isinstance(origin, ast.Call) else ""
     is_bare = isinstance(origin, ast.Attribute) and origin.attr == "module"
-    return (
-        not is_bare
-        and name not in ("getattr", "deepcopy", "copy")
-        and "unwrap" not in name
-    )
+    return not is_bare and name not in ("getattr", "deepcopy", "copy") and "unwrap" not in name
 
 
-def _effect(
-    program: Program, model: ast.expr, call: ast.Call, running: ast.Call
-) -> str:
+def _effect(program: Program, model: ast.expr, call: ast.Call, running: ast.Call) -> str:
     """What the model does together with the ranks that do not come; empty if nothing, or if they
     run it elsewhere."""
     made = _wrappings(program, model)
-    if any(
-        has_group(program, value.call) or guards(program, value.call) for value in made
-    ):
+    if any(has_group(program, value.call) or guards(program, value.call) for value in made):
         return ""
     if any(
-        scope_of(value.call) is scope_of(call) and value.call.lineno > call.lineno
-        for value in made
+        scope_of(value.call) is scope_of(call) and value.call.lineno > call.lineno for value in made
     ):
         return ""  # it is wrapped later
     if is_within(call, "join") or _runs_elsewhere(program, call, model):
@@ -162,11 +140,7 @@ def _effect(
         has_gradients_off(program, running) or has_gradients_off(program, call)
     ):
         return "average"
-    return (
-        "broadcast"
-        if all(_sends_buffers(program, value.call) for value in made)
-        else ""
-    )
+    return "broadcast" if all(_sends_buffers(program, value.call) for value in made) else ""
 
 
 def _block_of(call: ast.Call) -> ast.AST:
@@ -188,10 +162,7 @@ def _runs_elsewhere(program: Program, call: ast.Call, model: ast.expr) -> bool:
     passes = [each for each in nearby if ast.unparse(_called(each)) == written]
     evaluations = [each for each in nearby if _evaluates(program, each, written)]
     return any(is_after(call, evaluation) for evaluation in evaluations) or any(
-        (
-            any(rank_tests_at(program, model_pass))
-            and _block_of(model_pass) is not _block_of(call)
-        )
+        (any(rank_tests_at(program, model_pass)) and _block_of(model_pass) is not _block_of(call))
         or (has_gradients_off(program, model_pass) and is_after(call, model_pass))
         or are_exclusive(program, call, model_pass)
         for model_pass in passes
@@ -201,9 +172,7 @@ def _runs_elsewhere(program: Program, call: ast.Call, model: ast.expr) -> bool:
 def _evaluates(program: Program, call: ast.Call, written: str) -> bool:
     """Whether it is a function that every rank lets run the model without gradients."""
     model, running = _run_by(program, call)
-    is_given = (
-        model is not None and running is not call and ast.unparse(model) == written
-    )
+    is_given = model is not None and running is not call and ast.unparse(model) == written
     is_for_all = is_given and not any(rank_tests_at(program, call))
     return is_for_all and running is not None and has_gradients_off(program, running)
 
@@ -212,12 +181,8 @@ def _following_collectives(program: Program, call: ast.Call) -> list[ast.Call] |
     """What all ranks come to after it in the loops around it that train. Where that is nothing, the
     other ranks send their buffers next, and the two broadcasts meet. None outside of such
     loops."""
-    loops = [
-        outer for outer in ancestors(call) if isinstance(outer, ast.For | ast.While)
-    ]
-    around = [
-        loop for loop in loops if any(map(is_backward, calls_made_in(program, loop)))
-    ]
+    loops = [outer for outer in ancestors(call) if isinstance(outer, ast.For | ast.While)]
+    around = [loop for loop in loops if any(map(is_backward, calls_made_in(program, loop)))]
     if not around:
         return None
     return [
@@ -236,9 +201,7 @@ def _sends_buffers(program: Program, wrapping: ast.Call) -> bool:
 def _has_buffers(program: Program, model: ast.expr) -> bool:
     """Whether a file that makes the model names layers with buffers, or a model of torchvision."""
     inner = [wrapped(value.call) for value in _wrappings(program, model)]
-    nodes = [
-        node for part in inner if part for node in (part, *_classes(program, part))
-    ]
+    nodes = [node for part in inner if part for node in (part, *_classes(program, part))]
     texts = [program.source_of(node).text for node in nodes]
     texts += [ast.unparse(part).lower() for part in inner if part]
     return any(

@@ -31,9 +31,7 @@ _FETCHING = tuple(
     "torchvision.datasets.utils.download_and_extract_archive "
     "torchvision.datasets.utils.download_file_from_google_drive".split()
 )
-_WRAPPING_LEFT_OUT = re.compile(
-    r"^[ \t]*#.*\b(?:DistributedDataParallel|DDP)\(", re.MULTILINE
-)
+_WRAPPING_LEFT_OUT = re.compile(r"^[ \t]*#.*\b(?:DistributedDataParallel|DDP)\(", re.MULTILINE)
 _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
 
 
@@ -50,11 +48,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     names = {program.name_of(call.func) for call in guarded}
     for call in downloads:
         name = program.name_of(call.func)
-        if (
-            call not in guarded
-            and name not in names
-            and not _is_done_before(program, call)
-        ):
+        if call not in guarded and name not in names and not _is_done_before(program, call):
             names |= {name} if name.startswith(_DATASETS) else set()
             what = "extracts" if called_name(call) == "extractall" else "downloads"
             message = (
@@ -68,9 +62,7 @@ def _is_done_before(program: Program, call: ast.Call) -> bool:
     """Whether some ranks call its function before the others, which then find what is there."""
     function = enclosing_function(call)
     callers = [] if function is None else program.callers(function)
-    is_asked = program.name_of(call.func).startswith(_DATASETS) or any(
-        conditions(program, call)
-    )
+    is_asked = program.name_of(call.func).startswith(_DATASETS) or any(conditions(program, call))
     return is_asked and any(
         any(rank_tests_at(program, caller))
         and called_name(later) in WAITING

@@ -33,9 +33,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for call in program.calls(source, *_SPLITS):
         name = program.name_of(call.func)
         number = 2 if name.startswith("torch.") else None
-        is_given = argument(
-            call, number, _SPLITS[name]
-        ) is not None or has_unknown_arguments(call)
+        is_given = argument(call, number, _SPLITS[name]) is not None or has_unknown_arguments(call)
         is_split = not name.endswith("permutation") or _chooses_samples(program, call)
         if is_given or not is_split or is_seeded_alike(program, source):
             continue
@@ -61,9 +59,7 @@ def _shuffled_parts(program: Program, source: Source) -> Iterator[Finding]:
             for stripe in nodes_in(scope_of(call), ast.Subscript)
             if is_after(stripe, call) and is_stripe(program, stripe)
         ]
-        named = {
-            dotted(name) for stripe in stripes for name in nodes_in(stripe, ast.Name)
-        }
+        named = {dotted(name) for stripe in stripes for name in nodes_in(stripe, ast.Name)}
         if shuffled in named and not is_seeded_alike(program, source):
             message = (
                 f"{source.code(call)} draws another order on every rank: "
@@ -78,6 +74,4 @@ def _chooses_samples(program: Program, call: ast.Call) -> bool:
     """Whether a permutation is given to a Subset."""
     calls = program.index(program.source_of(call)).calls
     subsets = [*calls.get("Subset", ()), *calls.get("SubsetRandomSampler", ())]
-    return any(
-        call in parts(program, value) for subset in subsets for value in subset.args
-    )
+    return any(call in parts(program, value) for subset in subsets for value in subset.args)

@@ -26,16 +26,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.code(call.func)} runs on every rank: "
                 "one deletes what another has written or is about to read"
             )
-            is_asked = any(
-                called_name(asking) == "input" for asking in calls_beside(call)
-            )
+            is_asked = any(called_name(asking) == "input" for asking in calls_beside(call))
             is_seen = is_of_ranks(program, source) and not is_asked
             severity = Severity.WARNING if is_seen else None
             yield RULE.at(source, call, message, severity=severity)
     for call in program.calls(source, "os.makedirs", "os.mkdir", "pathlib.Path.mkdir"):
-        is_allowed = argument(call, 2, "exist_ok") is not None or has_unknown_arguments(
-            call
-        )
+        is_allowed = argument(call, 2, "exist_ok") is not None or has_unknown_arguments(call)
         if not is_allowed and _is_race(program, call):
             message = (
                 "every rank creates the folder, also after another has: "
@@ -47,6 +43,4 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _is_race(program: Program, call: ast.Call) -> bool:
     path = call.args[0] if call.args else owner_of(call)
     is_tried = any(isinstance(outer, ast.Try) for outer in ancestors(call))
-    return (
-        is_on_every_rank(program, call) and not is_tried and not is_own(program, path)
-    )
+    return is_on_every_rank(program, call) and not is_tried and not is_own(program, path)

@@ -14,26 +14,15 @@ from drumline_lint.program.value import ConstantValue, Rank
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL048", only_distributed=False)
-_OWN = (
-    "time.time",
-    "time.time_ns",
-    "os.getpid",
-    "random.randint",
-    "random.random",
-    "torch.seed",
-)
+_OWN = ("time.time", "time.time_ns", "os.getpid", "random.randint", "random.random", "torch.seed")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Samplers whose order is another on every rank."""
     for call in program.calls(source, DISTRIBUTED_SAMPLER):
         seed = argument(call, 4, "seed")
-        is_shuffled = program.values(argument(call, 3, "shuffle")) != {
-            ConstantValue(False)
-        }
-        if is_shuffled and any(
-            _is_rank(program, part) for part in _terms(program, seed)
-        ):
+        is_shuffled = program.values(argument(call, 3, "shuffle")) != {ConstantValue(False)}
+        if is_shuffled and any(_is_rank(program, part) for part in _terms(program, seed)):
             message = (
                 "every rank permutes the data by another seed, so the parts that the ranks take "
                 "overlap, and some samples are never read"

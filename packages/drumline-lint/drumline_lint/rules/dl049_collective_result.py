@@ -56,7 +56,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         yield from _sum_for_mean(program, source, call)
     for call in program.calls(source, *COLLECTIVES, *_POINT_TO_POINT):
         if _is_left_running(program, call):
-            message = f"{source.code(call.func)} returns at once, and nothing waits until it is done"
+            message = (
+                f"{source.code(call.func)} returns at once, and nothing waits until it is done"
+            )
             fix = "keep what it returns, and call wait() before the tensor is used"
             yield RULE.at(source, call, message, fix=fix)
 
@@ -73,14 +75,10 @@ def _is_left_running(program: Program, call: ast.Call) -> bool:
     if len(targets) != 1 or not isinstance(targets[0], ast.Name):
         return False
     names: list[ast.Name] = nodes_in(scope_of(call), ast.Name, into_functions=True)
-    return not any(
-        name.id == targets[0].id and isinstance(name.ctx, ast.Load) for name in names
-    )
+    return not any(name.id == targets[0].id and isinstance(name.ctx, ast.Load) for name in names)
 
 
-def _sum_for_mean(
-    program: Program, source: Source, call: ast.Call
-) -> Iterator[Finding]:
+def _sum_for_mean(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
     """A function that is called a mean, and returns or leaves the sum; and gradients that are
     added up."""
     function = enclosing_function(call)
@@ -141,22 +139,16 @@ class _Holder:
         return scope_of(self.since)
 
 
-def _holders(
-    program: Program, since: ast.AST, name: str, depth: int = 0
-) -> Iterator[_Holder]:
+def _holders(program: Program, since: ast.AST, name: str, depth: int = 0) -> Iterator[_Holder]:
     """The variables that have the result, also what is computed of it, and in other functions."""
     holder = _Holder(name, since)
     yield holder
     scope = holder.scope
     assignments = [
-        assignment
-        for assignment in nodes_in(scope, ast.Assign)
-        if _is_of(assignment, holder)
+        assignment for assignment in nodes_in(scope, ast.Assign) if _is_of(assignment, holder)
     ]
     returns = nodes_in(scope, ast.Return)
-    is_returned = any(
-        name in map(dotted, nodes_in(value, ast.Name)) for value in returns
-    )
+    is_returned = any(name in map(dotted, nodes_in(value, ast.Name)) for value in returns)
     if isinstance(scope, ast.FunctionDef) and is_returned:
         assignments += _assignments(program, scope, depth)
     for assignment in assignments if depth < DEEPEST else ():
@@ -177,9 +169,7 @@ def _is_in(node: ast.AST, expressions: list[ast.expr]) -> bool:
     return any(outer in expressions for outer in (node, *ancestors(node)))
 
 
-def _assignments(
-    program: Program, function: ast.FunctionDef, depth: int
-) -> Iterator[ast.Assign]:
+def _assignments(program: Program, function: ast.FunctionDef, depth: int) -> Iterator[ast.Assign]:
     """The statements that assign what a function returns, also through functions that return it."""
     for caller in program.callers(function) if depth < DEEPEST else ():
         statement = parent_of(caller)
@@ -195,21 +185,13 @@ def _decision(program: Program, holder: _Holder) -> ast.AST | None:
     names: list[ast.Name] = nodes_in(holder.scope, ast.Name)
     for use in names:
         is_read = use.id == holder.name and isinstance(use.ctx, ast.Load)
-        if (
-            not is_read
-            or not is_after(use, holder.since)
-            or any(rank_tests_at(program, use))
-        ):
+        if not is_read or not is_after(use, holder.since) or any(rank_tests_at(program, use)):
             continue
         calls = [outer for outer in ancestors(use) if isinstance(outer, ast.Call)]
-        step = next(
-            (outer for outer in calls if called_name(outer) not in _KEEPING), None
-        )
+        step = next((outer for outer in calls if called_name(outer) not in _KEEPING), None)
         if step is not None and called_name(step) == "step" and _is_in(use, step.args):
             return step
-        branch = next(
-            (outer for outer in ancestors(use) if isinstance(outer, ast.If)), None
-        )
+        branch = next((outer for outer in ancestors(use) if isinstance(outer, ast.If)), None)
         loop = loop_around(use)
         is_tested = branch is not None and branch.test in (use, *ancestors(use))
         if is_tested and loop is not None and nodes_in(loop, ast.Break):

@@ -23,18 +23,14 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     severity = Severity.WARNING if is_of_ranks(program, source) else None
     for call in program.calls(source, "torch.distributed.send"):
         if _waits_first(program, call):
-            message = (
-                "every rank sends first, and waits for a partner that does the same"
-            )
+            message = "every rank sends first, and waits for a partner that does the same"
             yield RULE.at(source, call, message, severity=severity)
     for call in program.calls(source, "torch.distributed.new_group"):
         if _is_own_group(program, call):
             message = "each rank makes only its own group, and every rank must make all groups"
             yield RULE.at(source, call, message, severity=severity)
         elif _is_of_members(call) or _is_of_some_ranks(program, call):
-            message = (
-                "only its members make this group, and every rank must make all groups"
-            )
+            message = "only its members make this group, and every rank must make all groups"
             yield RULE.at(source, call, message, severity=severity)
 
 
@@ -82,8 +78,7 @@ def _waits_first(program: Program, call: ast.Call) -> bool:
     if any(conditions(program, call)):
         return False
     return any(
-        is_after(receive, call) and not any(conditions(program, receive))
-        for receive in partners
+        is_after(receive, call) and not any(conditions(program, receive)) for receive in partners
     )
 
 

@@ -54,13 +54,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 _SEEDS = ("torch.manual_seed", "torch.random.manual_seed")
-_LOADS = (
-    "load_state_dict",
-    "from_pretrained",
-    "load_checkpoint",
-    "load_model",
-    "init_weights",
-)
+_LOADS = ("load_state_dict", "from_pretrained", "load_checkpoint", "load_model", "init_weights")
 
 
 def _of_different_models(program: Program, source: Source) -> Iterator[Finding]:
@@ -100,9 +94,7 @@ def _is_drawn_by_rank(program: Program, wrapping: ast.Call) -> bool:
         for call in calls_beside(wrapping)
         if is_after(wrapping, call) and _seeds_torch(program, call)
     ]
-    return bool(seeds) and any(
-        depends_on_rank(program, part) for part in seeds[-1].args
-    )
+    return bool(seeds) and any(depends_on_rank(program, part) for part in seeds[-1].args)
 
 
 def _seeds_torch(program: Program, call: ast.Call) -> bool:
@@ -123,9 +115,7 @@ def _clipped_shards(program: Program, source: Source) -> Iterator[Finding]:
         ]
         if call.args and not clips and _is_of_shards(program, call.args[0]):
             message = "each rank clips by the norm of its own shards"
-            yield RULE.at(
-                source, call, message, fix="call the model's own clip_grad_norm_"
-            )
+            yield RULE.at(source, call, message, fix="call the model's own clip_grad_norm_")
 
 
 def _is_of_shards(program: Program, expression: ast.expr) -> bool:
@@ -151,9 +141,7 @@ def _plain_scalers(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.code(call.func)} looks for overflows in this rank's shards only: "
                 "some ranks skip a step that others make"
             )
-            yield RULE.at(
-                source, call, message, fix="use ShardedGradScaler of torch.distributed"
-            )
+            yield RULE.at(source, call, message, fix="use ShardedGradScaler of torch.distributed")
 
 
 def _unconsolidated(program: Program, source: Source) -> Iterator[Finding]:
@@ -163,9 +151,7 @@ def _unconsolidated(program: Program, source: Source) -> Iterator[Finding]:
     if any_text_near(program, source, "consolidate_state_dict"):
         return
     for call in calls:
-        message = (
-            f"{source.code(call)} is refused: each rank has only its part of the state"
-        )
+        message = f"{source.code(call)} is refused: each rank has only its part of the state"
         fix = "call consolidate_state_dict() on every rank before"
         yield RULE.at(source, call, message, fix=fix)
 
@@ -173,9 +159,7 @@ def _unconsolidated(program: Program, source: Source) -> Iterator[Finding]:
 def _saved_shards(program: Program, source: Source) -> Iterator[Finding]:
     """`optimizer.state_dict()` of a sharded model, that one rank saves."""
     for save in saves(program, source):
-        contents = [
-            part for part in parts(program, save.what) if isinstance(part, ast.Call)
-        ]
+        contents = [part for part in parts(program, save.what) if isinstance(part, ast.Call)]
         owners = [call.func for call in contents if is_method(call, "state_dict")]
         is_of_optimizer = any(
             isinstance(owner, ast.Attribute) and is_optimizer(program, owner.value)
@@ -184,9 +168,7 @@ def _saved_shards(program: Program, source: Source) -> Iterator[Finding]:
         if is_of_optimizer and is_main_only(guards(program, save.call)):
             message = "rank 0 saves the optimizer's state of its own shards only"
             fix = "gather it on every rank with FSDP.optim_state_dict, then save on rank 0"
-            yield RULE.at(
-                source, save.call, message, fix=fix, severity=Severity.WARNING
-            )
+            yield RULE.at(source, save.call, message, fix=fix, severity=Severity.WARNING)
 
 
 def _saved_dtensors(program: Program, source: Source) -> Iterator[Finding]:
@@ -202,17 +184,11 @@ def _saved_dtensors(program: Program, source: Source) -> Iterator[Finding]:
             if isinstance(part, ast.Call) and is_method(part, "state_dict")
         ]
         owners = [owner_of(state) for state in states]
-        is_of_model = any(
-            owner is not None and dotted(owner) in sharded for owner in owners
-        )
+        is_of_model = any(owner is not None and dotted(owner) in sharded for owner in owners)
         if is_of_model and is_main_only(guards(program, save.call)):
             message = "rank 0 saves its own shards of the model only"
-            fix = (
-                "gather it on every rank with get_model_state_dict, then save on rank 0"
-            )
-            yield RULE.at(
-                source, save.call, message, fix=fix, severity=Severity.WARNING
-            )
+            fix = "gather it on every rank with get_model_state_dict, then save on rank 0"
+            yield RULE.at(source, save.call, message, fix=fix, severity=Severity.WARNING)
 
 
 _GATHERING = (
@@ -242,14 +218,10 @@ def _made_beside(program: Program, call: ast.Call, model: str) -> ast.Call | Non
     statement = statement_of(call)
     targets = statement.targets[0] if isinstance(statement, ast.Assign) else None
     names = map(dotted, targets.elts) if isinstance(targets, ast.Tuple) else ()
-    calls = (
-        [] if function is None or model not in names else nodes_in(function, ast.Call)
-    )
+    calls = [] if function is None or model not in names else nodes_in(function, ast.Call)
     is_sharded = any(program.name_of(inner.func) in FSDP for inner in calls)
     made = [inner for inner in calls if inner.args and _makes_optimizer(program, inner)]
-    is_of_model = any(
-        is_method(inner, "parameters", "named_parameters") for inner in calls
-    )
+    is_of_model = any(is_method(inner, "parameters", "named_parameters") for inner in calls)
     return made[0] if made and is_of_model and not is_sharded else None
 
 
@@ -278,12 +250,8 @@ def _shardings_by_function(
 
 
 def _makes_optimizer(program: Program, call: ast.Call) -> bool:
-    made = [
-        value.name for value in program.values(call) if isinstance(value, CallResult)
-    ]
-    return any(
-        name.startswith("torch.optim.") and "lr_scheduler" not in name for name in made
-    )
+    made = [value.name for value in program.values(call) if isinstance(value, CallResult)]
+    return any(name.startswith("torch.optim.") and "lr_scheduler" not in name for name in made)
 
 
 def _takes(program: Program, call: ast.Call, model: str) -> bool:

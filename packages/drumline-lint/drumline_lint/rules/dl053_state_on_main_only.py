@@ -44,25 +44,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     calls = program.index(source).calls if is_distributed else {}
     for call in (*calls.get("step", ()), *calls.get("load_state_dict", ())):
         what = _changed(program, call) if _is_on_main_only(program, call) else ""
-        if (
-            what
-            and not _is_sent_later(call)
-            and not _is_called_elsewhere(program, call)
-        ):
-            yield RULE.at(
-                source, call, f"only rank 0 {what}: the replicas differ from here on"
-            )
-    names = (
-        {"update", "step", *_names_of_restoring(program)} if is_distributed else set()
-    )
+        if what and not _is_sent_later(call) and not _is_called_elsewhere(program, call):
+            yield RULE.at(source, call, f"only rank 0 {what}: the replicas differ from here on")
+    names = {"update", "step", *_names_of_restoring(program)} if is_distributed else set()
     for call in (call for name in sorted(names & calls.keys()) for call in calls[name]):
         what = _changed_by_function(program, call)
-        if (
-            what
-            and not _is_sent_later(call)
-            and not _is_called_elsewhere(program, call)
-        ):
-            message = f"only rank 0 calls {source.code(call.func)}, which {what}: the replicas differ"
+        if what and not _is_sent_later(call) and not _is_called_elsewhere(program, call):
+            message = (
+                f"only rank 0 calls {source.code(call.func)}, which {what}: the replicas differ"
+            )
             yield RULE.at(source, call, message)
 
 
@@ -89,9 +79,7 @@ def _changed_by_function(program: Program, call: ast.Call) -> str:
     owner = owner_of(call)
     is_average = owner is not None and "ema" in last_name(owner).lower().split("_")
     if is_average and called_name(call) in ("update", "step") and owner is not None:
-        return (
-            f"updates {dotted(owner)}" if _is_used_by_all(program, call, owner) else ""
-        )
+        return f"updates {dotted(owner)}" if _is_used_by_all(program, call, owner) else ""
     for restoring in nodes_in(function, ast.Call):
         if (
             called_name(restoring) == "load_state_dict"
@@ -105,46 +93,30 @@ def _changed_by_function(program: Program, call: ast.Call) -> str:
 def _is_used_by_all(program: Program, update: ast.Call, owner: ast.expr) -> bool:
     """Whether it is read on all ranks in the same function."""
     names = nodes_in(scope_of(update), ast.Name, ast.Attribute)
-    uses = [
-        name
-        for name in names
-        if dotted(name) == dotted(owner) and is_after(name, update)
-    ]
+    uses = [name for name in names if dotted(name) == dotted(owner) and is_after(name, update)]
     return any(not any(rank_tests_at(program, use)) for use in uses)
 
 
 def _left_by_preparation(program: Program, source: Source) -> Iterator[Finding]:
     """`self.vocabulary = ...` in `prepare_data`, which one process of each node runs."""
-    is_several = any(
-        has_devices(program, trainer) for trainer in program.all_calls(_TRAINER)
-    )
+    is_several = any(has_devices(program, trainer) for trainer in program.all_calls(_TRAINER))
     for owner in program.index(source).every(ast.ClassDef) if is_several else ():
-        is_of_lightning = any(
-            "Lightning" in str(base) for base in program.ancestry(owner)[1:]
-        )
+        is_of_lightning = any("Lightning" in str(base) for base in program.ancestry(owner)[1:])
         method = program.method(owner, "prepare_data") if is_of_lightning else None
         if method is None or method not in owner.body:
             continue
         attributes = nodes_in(owner, ast.Attribute, into_functions=True)
-        of_self = [
-            part for part in attributes if getattr(part.value, "id", "") == "self"
-        ]
-        outside = [
-            part for part in of_self if enclosing_function(part) not in (method, None)
-        ]
+        of_self = [part for part in attributes if getattr(part.value, "id", "") == "self"]
+        outside = [part for part in of_self if enclosing_function(part) not in (method, None)]
         stored = {
             part.attr
             for part in outside
             if isinstance(part.ctx, ast.Store)
             and getattr(enclosing_function(part), "name", "") != "__init__"
         }
-        read = {
-            part.attr for part in outside if isinstance(part.ctx, ast.Load)
-        } - stored
+        read = {part.attr for part in outside if isinstance(part.ctx, ast.Load)} - stored
         for part in of_self:
-            is_left = enclosing_function(part) is method and isinstance(
-                part.ctx, ast.Store
-            )
+            is_left = enclosing_function(part) is method and isinstance(part.ctx, ast.Store)
             if is_left and part.attr in read:
                 message = (
                     f"prepare_data runs in one process of each node: self.{part.attr} is not set "
@@ -156,9 +128,7 @@ def _left_by_preparation(program: Program, source: Source) -> Iterator[Finding]:
 def _is_on_main_only(program: Program, call: ast.Call) -> bool:
     """Also on the first rank of each node."""
     tests = rank_tests_at(program, call)
-    return any(
-        test.is_main and test.is_needed and test.kind != "group" for test in tests
-    )
+    return any(test.is_main and test.is_needed and test.kind != "group" for test in tests)
 
 
 def _changed(program: Program, call: ast.Call) -> str:
@@ -167,22 +137,12 @@ def _changed(program: Program, call: ast.Call) -> str:
     if owner is None:
         return ""
     name = dotted(owner)
-    is_state = (
-        is_optimizer(program, owner)
-        or is_scaler(program, owner)
-        or "sched" in name.lower()
-    )
+    is_state = is_optimizer(program, owner) or is_scaler(program, owner) or "sched" in name.lower()
     if called_name(call) == "step":
         return f"calls {name}.step()" if is_state else ""
     is_model = bool(program.made(owner, *FSDP))
-    inner = (
-        owner.value
-        if isinstance(owner, ast.Attribute) and owner.attr == "module"
-        else owner
-    )
-    is_model = is_model or (
-        bool(program.made(inner, DDP)) and _is_trained_later(program, call)
-    )
+    inner = owner.value if isinstance(owner, ast.Attribute) and owner.attr == "module" else owner
+    is_model = is_model or (bool(program.made(inner, DDP)) and _is_trained_later(program, call))
     return f"restores {name}" if is_state or is_model else ""
 
 
@@ -202,8 +162,7 @@ def _is_trained_later(program: Program, call: ast.Call) -> bool:
     if any(maker is not None and maker.name == "__init__" for maker in makers):
         return True
     return any(
-        is_after(later, earlier)
-        and any(map(is_backward, [later, *calls_made_in(program, later)]))
+        is_after(later, earlier) and any(map(is_backward, [later, *calls_made_in(program, later)]))
         for earlier in (call, *callers)
         for later in calls_beside(earlier)
     )

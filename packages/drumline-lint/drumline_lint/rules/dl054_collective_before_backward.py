@@ -31,14 +31,7 @@ RULE = rule("DL054")
 _GATHERS = ("torch.distributed.all_gather", "torch.distributed.all_gather_into_tensor")
 _LOSSES = ("cross_entropy", "CrossEntropyLoss", "logsumexp", "log_softmax")
 # They take the form of a tensor, not its values.
-_OF_FORM = (
-    "zeros_like",
-    "empty_like",
-    "len",
-    "size",
-    "all_gather",
-    "all_gather_into_tensor",
-)
+_OF_FORM = ("zeros_like", "empty_like", "len", "size", "all_gather", "all_gather_into_tensor")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -61,9 +54,7 @@ def _reduced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
             yield RULE.at(source, call, f"{source.code(call.func)} {message}")
         loss = owner_of(call) if is_method(call, "backward") else None
         for origin in written_values(program, loss):
-            helper = (
-                program.function_of(origin) if isinstance(origin, ast.Call) else None
-            )
+            helper = program.function_of(origin) if isinstance(origin, ast.Call) else None
             is_here = loop in ancestors(origin) and is_after(call, origin)
             if helper is not None and is_here and _reduces_argument(program, helper):
                 yield RULE.at(source, origin, f"{source.code(origin)} {message}")
@@ -86,9 +77,7 @@ def _reduces_argument(program: Program, helper: FunctionNode) -> bool:
         for call in nodes_in(helper, ast.Call)
         if program.name_of(call.func) == "torch.distributed.all_reduce" and call.args
     ]
-    tensors = [
-        call.args[0] for call in reductions if isinstance(call.args[0], ast.Name)
-    ]
+    tensors = [call.args[0] for call in reductions if isinstance(call.args[0], ast.Name)]
     return any(_is_parameter(program, tensor) for tensor in tensors)
 
 
@@ -102,11 +91,7 @@ def _gathered(program: Program, source: Source, call: ast.Call) -> Iterator[Find
     features = call.args[1] if call.args[1:] else None
     if isinstance(features, ast.Call) and called_name(features) == "contiguous":
         features = owner_of(features)
-    if (
-        function is None
-        or not isinstance(features, ast.Name)
-        or _is_put_back(call, function)
-    ):
+    if function is None or not isinstance(features, ast.Name) or _is_put_back(call, function):
         return
     if has_gradients_off(program, call) or not _is_parameter(program, features):
         return
@@ -121,11 +106,7 @@ def _gathered(program: Program, source: Source, call: ast.Call) -> Iterator[Find
 def _is_put_back(call: ast.Call, function: FunctionNode) -> bool:
     """`parts[rank] = features`"""
     buffers = dotted(call.args[0])
-    stored = [
-        item
-        for item in nodes_in(function, ast.Subscript)
-        if isinstance(item.ctx, ast.Store)
-    ]
+    stored = [item for item in nodes_in(function, ast.Subscript) if isinstance(item.ctx, ast.Store)]
     return any(dotted(item.value) == buffers for item in stored)
 
 
@@ -133,9 +114,7 @@ def _has_loss(function: FunctionNode) -> bool:
     return any(called_name(call) in _LOSSES for call in nodes_in(function, ast.Call))
 
 
-def _is_lost(
-    program: Program, function: FunctionNode, gathers: tuple[str, ...]
-) -> bool:
+def _is_lost(program: Program, function: FunctionNode, gathers: tuple[str, ...]) -> bool:
     """Whether all that is gathered of its parameters is used in no other way."""
     uses = [
         name
@@ -144,9 +123,7 @@ def _is_lost(
     ]
     passed = [name for name in uses if not isinstance(parent_of(name), ast.Attribute)]
     gathered = {name.id for name in passed if _is_within(name, gathers[-1:])}
-    return bool(gathered) and all(
-        _is_within(name, gathers) for name in uses if name.id in gathered
-    )
+    return bool(gathered) and all(_is_within(name, gathers) for name in uses if name.id in gathered)
 
 
 def _is_within(name: ast.Name, functions: tuple[str, ...]) -> bool:

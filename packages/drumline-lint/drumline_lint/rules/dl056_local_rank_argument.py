@@ -22,29 +22,21 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     if framework(program, source) == "deepspeed":
         return
     for call in program.index(source).calls.get("add_argument", ()):
-        names = [
-            option.value for option in call.args if isinstance(option, ast.Constant)
-        ]
+        names = [option.value for option in call.args if isinstance(option, ast.Constant)]
         flags = [name for name in names if isinstance(name, str) and name in _FLAGS]
         if not flags or _reads_variable(program, source):
             continue
         message = f"torchrun passes no {flags[0]}: it keeps its default on every rank"
-        is_started = any(
-            launch.kind == TORCHRUN for launch in program.launches_of(source)
-        )
+        is_started = any(launch.kind == TORCHRUN for launch in program.launches_of(source))
         is_torchrun = is_started or "torchrun" in source.text
-        is_sure = (
-            is_torchrun and not framework(program, source) and _is_used(program, call)
-        )
+        is_sure = is_torchrun and not framework(program, source) and _is_used(program, call)
         severity = None if is_sure else Severity.NOTE
         yield RULE.at(source, call, message, severity=severity)
 
 
 def _reads_variable(program: Program, source: Source) -> bool:
     words = ('"LOCAL_RANK"', "'LOCAL_RANK'", "SLURM_LOCALID")
-    return any(
-        word in near.text for near in connected(program, source) for word in words
-    )
+    return any(word in near.text for near in connected(program, source) for word in words)
 
 
 def _is_used(program: Program, option: ast.Call) -> bool:
@@ -52,8 +44,7 @@ def _is_used(program: Program, option: ast.Call) -> bool:
     `getattr(args, "local_rank")`."""
     name = _destination(option)
     return any(
-        _is_read_in(program, near, name)
-        for near in connected(program, program.source_of(option))
+        _is_read_in(program, near, name) for near in connected(program, program.source_of(option))
     )
 
 

@@ -40,26 +40,18 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     lost = [call for call in program.calls(source, DDP) if _is_lost(call)]
     for call in lost:
         model = source.code(call.args[0])
-        message = (
-            f"the result of {source.code(call.func)} is lost: {model} trains without it"
-        )
+        message = f"the result of {source.code(call.func)} is lost: {model} trains without it"
         yield RULE.at(source, call, message, fix=f"write {model} = {source.code(call)}")
     yield from _missing_methods(program, source)
     scopes = [scope_of(call) for call in lost]
     loops = training_loops(program) if next(program.all_calls(DDP), None) else []
     for loop in loops:
-        calls = [
-            call
-            for call in calls_made_in(program, loop)
-            if program.source_of(call) is source
-        ]
+        calls = [call for call in calls_made_in(program, loop) if program.source_of(call) is source]
         bypassing = [call for call in calls if _bypasses(program, call)]
         synchronized = wrapped_calls(program, loop)
         severity = Severity.WARNING if synchronized else None
         if synchronized:
-            bypassing = [
-                call for call in bypassing if _is_of_other(program, call, synchronized)
-            ]
+            bypassing = [call for call in bypassing if _is_of_other(program, call, synchronized)]
         for call in bypassing[:1]:
             if scope_of(call) not in scopes:
                 message = (
@@ -73,23 +65,15 @@ def _missing_methods(program: Program, source: Source) -> Iterator[Finding]:
     """`model.encode(x)`, where only the model inside DDP has it."""
     index = program.index(source)
     names = _names_of_methods(program) - _OF_MODULES
-    for call in (
-        call for name in names & index.calls.keys() for call in index.calls[name]
-    ):
+    for call in (call for name in names & index.calls.keys() for call in index.calls[name]):
         owner = owner_of(call)
         name = called_name(call)
         made = program.made(owner, DDP)
         if not made or owner is None or len(made) < len(program.values(owner)):
             continue
-        models = [
-            value
-            for wrapping in made
-            for value in program.values(wrapped(wrapping.call))
-        ]
+        models = [value for wrapping in made for value in program.values(wrapped(wrapping.call))]
         classes = [model.of for model in models if isinstance(model, Instance)]
-        if classes and all(
-            program.method(class_, name) is not None for class_ in classes
-        ):
+        if classes and all(program.method(class_, name) is not None for class_ in classes):
             message = (
                 f"{source.code(owner)} is wrapped in DDP, which has no method {name}: "
                 "this raises an AttributeError"
@@ -130,27 +114,19 @@ def _bypasses(program: Program, call: ast.Call) -> bool:
         return bool(program.made(inner.value, DDP))
     if isinstance(inner, ast.Attribute) and last_name(inner.value) == "module":
         module = inner.value
-        is_inside = isinstance(module, ast.Attribute) and program.made(
-            module.value, DDP
-        )
+        is_inside = isinstance(module, ast.Attribute) and program.made(module.value, DDP)
         return bool(is_inside) and _goes_backward(program, call)
-    return any(
-        is_wrapped_by(program, inner, wrapping) for wrapping in program.all_calls(DDP)
-    )
+    return any(is_wrapped_by(program, inner, wrapping) for wrapping in program.all_calls(DDP))
 
 
-def _is_of_other(
-    program: Program, call: ast.Call, synchronized: list[ast.Call]
-) -> bool:
+def _is_of_other(program: Program, call: ast.Call, synchronized: list[ast.Call]) -> bool:
     """Whether it is a part of the loss, and of a model that DDP is never called for: the generator,
     where only the discriminator is called wrapped."""
     inner = call.func
     is_inside = isinstance(inner, ast.Attribute) and inner.attr == "module"
     model = dotted(inner.value) if isinstance(inner, ast.Attribute) else ""
     models = {
-        dotted(nearby.func)
-        for nearby in synchronized
-        if not has_gradients_off(program, nearby)
+        dotted(nearby.func) for nearby in synchronized if not has_gradients_off(program, nearby)
     }
     is_same_scope = all(scope_of(nearby) is scope_of(call) for nearby in synchronized)
     return (
@@ -166,8 +142,6 @@ def _goes_backward(program: Program, call: ast.Call) -> bool:
     """`loss = model.module.loss(x)`, then `loss.backward()`."""
     passes = [nearby for nearby in calls_beside(call) if is_method(nearby, "backward")]
     owners = [
-        backward.func.value
-        for backward in passes
-        if isinstance(backward.func, ast.Attribute)
+        backward.func.value for backward in passes if isinstance(backward.func, ast.Attribute)
     ]
     return any(call in parts(program, loss) for loss in owners)

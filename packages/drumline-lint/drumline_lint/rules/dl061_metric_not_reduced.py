@@ -38,17 +38,7 @@ _TRAINER = "pytorch_lightning.Trainer"
 _LOG = "pytorch_lightning.LightningModule.log"
 # They bring together what was written to files before, and nothing else.
 _WAITS = ("barrier", "wait_for_everyone")
-_WRITING = (
-    "dump",
-    "open",
-    "save",
-    "savetxt",
-    "savez",
-    "to_csv",
-    "to_json",
-    "to_parquet",
-    "write",
-)
+_WRITING = ("dump", "open", "save", "savetxt", "savez", "to_csv", "to_json", "to_parquet", "write")
 _ADDING = ("append", "extend", "add")
 _JOINING = re.compile(
     r"reduce(?!lr)|ranks|gather|broadcast|sync(?!_?b)|across|collect|merge|aggregat|^compute$"
@@ -76,9 +66,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "every rank evaluates its own part of the data, and nothing reduces the result "
                 "over ranks: what rank 0 reports is the metric of its part"
             )
-            yield RULE.at(
-                source, _result(loop), message, severity=_severity(program, loop)
-            )
+            yield RULE.at(source, _result(loop), message, severity=_severity(program, loop))
     for loop in batch_loops(program, source):
         if loop not in evaluations and _is_left_apart(program, loop):
             yield from _divisions(source, loop, _severity(program, loop))
@@ -91,9 +79,7 @@ _CUT = re.compile(r"\[ ?: ?[^\]]*(len\(|num_|total|seen|size)|samples_seen|remai
 
 def _gathered_twice(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
     """`accelerator.gather` of predictions: `prepare` repeats samples to fill the last batch."""
-    calls = [
-        call for call in calls_written(loop) if program.name_of(call.func) == _GATHER
-    ]
+    calls = [call for call in calls_written(loop) if program.name_of(call.func) == _GATHER]
     function = enclosing_function(loop)
     code = source.code(function) if function is not None else source.text
     is_cut = _CUT.search(code) is not None or "gather_for_metrics" in code
@@ -126,15 +112,11 @@ def _divided_by_part(program: Program, source: Source, loop: Loop) -> Iterator[F
     sums = {dotted(call.args[0]) for call in reductions if call.args} - {""}
     if not sums or not goes_over_part(program, loop):
         return
-    changes: list[ast.AST] = [
-        call for call in calls if called_name(call) not in _READING
-    ]
+    changes: list[ast.AST] = [call for call in calls if called_name(call) not in _READING]
     for assignment in nodes_in(function, ast.Assign, ast.AugAssign):
         changes += _targets(assignment) if _is_behind(assignment, loop) else []
     changed = {name for change in changes for name in _names(change)}
-    counted = (
-        {dotted(part.target) for part in nodes_in(loop, ast.AugAssign)} - changed - sums
-    )
+    counted = {dotted(part.target) for part in nodes_in(loop, ast.AugAssign)} - changed - sums
     for division in nodes_in(function, ast.BinOp):
         is_quotient = isinstance(division.op, ast.Div) and _is_behind(division, loop)
         totals = sums & _names(division.left)
@@ -146,9 +128,7 @@ def _divided_by_part(program: Program, source: Source, loop: Loop) -> Iterator[F
             )
             # every rank comes here, or the all_reduce would block
             severity = Severity.WARNING if is_of_ranks(program, source) else None
-            yield RULE.at(
-                source, division, message, fix="reduce both", severity=severity
-            )
+            yield RULE.at(source, division, message, fix="reduce both", severity=severity)
 
 
 def _is_behind(node: ast.AST, loop: Loop) -> bool:
@@ -156,11 +136,7 @@ def _is_behind(node: ast.AST, loop: Loop) -> bool:
 
 
 def _targets(assignment: ast.Assign | ast.AugAssign) -> list[ast.expr]:
-    return (
-        assignment.targets
-        if isinstance(assignment, ast.Assign)
-        else [assignment.target]
-    )
+    return assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
 
 
 def _names(node: ast.AST) -> set[str]:
@@ -173,17 +149,10 @@ def _logged_by_lightning(program: Program, source: Source) -> Iterator[Finding]:
     trainers = list(program.all_calls(_TRAINER)) if calls else []
     if not any(has_devices(program, trainer) for trainer in trainers):
         return
-    severity = (
-        Severity.WARNING
-        if all(_divides(program, trainer) for trainer in trainers)
-        else None
-    )
+    severity = Severity.WARNING if all(_divides(program, trainer) for trainer in trainers) else None
     for call in calls:
         function = enclosing_function(call)
-        is_evaluation = function is not None and function.name in (
-            "validation_step",
-            "test_step",
-        )
+        is_evaluation = function is not None and function.name in ("validation_step", "test_step")
         options = {keyword.arg for keyword in call.keywords}
         # a metric object is reduced by Lightning itself
         is_number = isinstance(argument(call, 1, "value"), ast.Name)
@@ -192,9 +161,7 @@ def _logged_by_lightning(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.code(call.func)} keeps this rank's value: "
                 "what is logged is the metric of rank 0's part of the data"
             )
-            yield RULE.at(
-                source, call, message, fix="add sync_dist=True", severity=severity
-            )
+            yield RULE.at(source, call, message, fix="add sync_dist=True", severity=severity)
 
 
 def _divides(program: Program, trainer: ast.Call) -> bool:
@@ -205,11 +172,7 @@ def _divides(program: Program, trainer: ast.Call) -> bool:
 
 
 def _is_left_apart(program: Program, loop: Loop) -> bool:
-    return (
-        bool(_counting(loop))
-        and goes_over_part(program, loop)
-        and not _is_joined(program, loop)
-    )
+    return bool(_counting(loop)) and goes_over_part(program, loop) and not _is_joined(program, loop)
 
 
 def _severity(program: Program, loop: Loop) -> Severity | None:
@@ -225,16 +188,12 @@ def _is_meant(source: Source, loop: Loop) -> bool:
     return any(_ONLY_FIRST.search(line.lower()) for line in before)
 
 
-def _divisions(
-    source: Source, loop: Loop, severity: Severity | None
-) -> Iterator[Finding]:
+def _divisions(source: Source, loop: Loop, severity: Severity | None) -> Iterator[Finding]:
     """`total / len(dataset)` after a loop over a part of the dataset."""
     for division in nodes_in(scope_of(loop), ast.BinOp):
         divisor = division.right if isinstance(division.op, ast.Div) else None
         is_length = isinstance(divisor, ast.Call) and called_name(divisor) == "len"
-        measured = (
-            divisor.args[0] if isinstance(divisor, ast.Call) and divisor.args else None
-        )
+        measured = divisor.args[0] if isinstance(divisor, ast.Call) and divisor.args else None
         is_whole = measured is not None and "dataset" in last_name(measured).lower()
         if is_length and is_whole and is_after(division, loop):
             message = (
@@ -246,9 +205,7 @@ def _divisions(
 
 def _counting(loop: Loop) -> list[ast.expr]:
     """What is added up or collected in it, and not made anew in each round."""
-    made_inside = {
-        dotted(target) for made in nodes_in(loop, ast.Assign) for target in made.targets
-    }
+    made_inside = {dotted(target) for made in nodes_in(loop, ast.Assign) for target in made.targets}
     sums = [part.target for part in nodes_in(loop, ast.AugAssign)]
     collected = [
         call.func.value
@@ -277,9 +234,7 @@ def _result(loop: Loop) -> ast.AST:
 def _is_joined(program: Program, loop: Loop) -> bool:
     """Whether a call in the function, its class or its callers joins something, also by its name."""
     function = enclosing_function(loop)
-    places: list[ast.AST] = [
-        program.source_of(loop).tree if function is None else function
-    ]
+    places: list[ast.AST] = [program.source_of(loop).tree if function is None else function]
     if function is not None:
         owner = enclosing_class(function)
         places += [] if owner is None else [owner]

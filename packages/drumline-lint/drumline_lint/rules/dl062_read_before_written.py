@@ -19,9 +19,7 @@ from drumline_lint.reading.source import Source
 
 RULE = rule("DL062")
 _WRITING = re.compile(r"save|dump|write|download|urlretrieve|extract|to_csv|to_parquet")
-_PREPARING = re.compile(
-    r"prepare|preprocess|system|check_call|run|build|make|get_data|cache"
-)
+_PREPARING = re.compile(r"prepare|preprocess|system|check_call|run|build|make|get_data|cache")
 _READING = re.compile(
     r"(?<!down)(?<!up)load|open|read|from_file|from_pretrained|from_disk|loadtxt|memmap"
 )
@@ -39,9 +37,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if not _works(branch):
             continue
         tests = rank_tests(program, branch.test)
-        if not any(test.is_main is not None for test in tests) or _waits(
-            program, branch
-        ):
+        if not any(test.is_main is not None for test in tests) or _waits(program, branch):
             continue
         yield from _sleeping(program, source, branch)
         calls = [call for part in branch.body for call in nodes_in(part, ast.Call)]
@@ -67,9 +63,9 @@ def _works(branch: ast.If) -> bool:
     """Whether it writes or prepares something, by the names of what it calls."""
     calls = nodes_in(branch, ast.Call)
     names = [called_name(call).lower() for call in calls]
-    return any(
-        _WRITING.search(name) or _PREPARING.search(name) for name in names
-    ) or any(map(_downloads, calls))
+    return any(_WRITING.search(name) or _PREPARING.search(name) for name in names) or any(
+        map(_downloads, calls)
+    )
 
 
 def _downloads(call: ast.Call) -> bool:
@@ -121,10 +117,7 @@ def _written_by(program: Program, call: ast.Call) -> set[str]:
     inner = [] if function is None else nodes_in(function, ast.Call)
     writes = [part for part in inner if _WRITING.search(called_name(part).lower())]
     names = {path for part in writes for path in _paths(part)}
-    return {
-        *(_paths(call) if writes else ()),
-        *(name for name in names if name.isupper()),
-    }
+    return {*(_paths(call) if writes else ()), *(name for name in names if name.isupper())}
 
 
 def _reads(program: Program, call: ast.Call) -> bool:
@@ -154,6 +147,5 @@ def _paths(call: ast.Call) -> set[str]:
     return {
         text
         for text in texts
-        if (is_whole or _OF_FILES.search(text.lower()))
-        and not _FROM_ELSEWHERE.search(text.lower())
+        if (is_whole or _OF_FILES.search(text.lower())) and not _FROM_ELSEWHERE.search(text.lower())
     }

@@ -21,23 +21,14 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for call in program.calls(source, INIT):
         backend = argument(call, 0, "backend")
         is_gloo = program.values(backend) == {ConstantValue("gloo")}
-        if (
-            is_gloo
-            and not any(conditions(program, call))
-            and _wraps_on_gpu(program, source)
-        ):
-            message = (
-                "gloo copies every gradient through the CPU, and the model is on GPUs"
-            )
+        if is_gloo and not any(conditions(program, call)) and _wraps_on_gpu(program, source):
+            message = "gloo copies every gradient through the CPU, and the model is on GPUs"
             yield RULE.at(source, call, message)
 
 
 def _wraps_on_gpu(program: Program, source: Source) -> bool:
-    wrappings = [
-        call for home in connected(program, source) for call in program.calls(home, DDP)
-    ]
+    wrappings = [call for home in connected(program, source) for call in program.calls(home, DDP)]
     devices = [argument(call, 1, "device_ids") for call in wrappings]
     return bool(devices) and all(
-        device is not None and program.values(device) != {ConstantValue(None)}
-        for device in devices
+        device is not None and program.values(device) != {ConstantValue(None)} for device in devices
     )

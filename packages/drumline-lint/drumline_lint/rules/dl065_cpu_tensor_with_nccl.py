@@ -17,9 +17,7 @@ from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL065")
-_MAKING = tuple(
-    f"torch.{name}" for name in "tensor zeros ones empty full arange".split()
-)
+_MAKING = tuple(f"torch.{name}" for name in "tensor zeros ones empty full arange".split())
 _WITHOUT_TENSORS = ("barrier", "init_device_mesh", "new_group", "new_subgroups")
 _EXCHANGING = tuple(
     name
@@ -36,15 +34,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for call in calls:
         tensor = call.args[0] if call.args else None
         origins = written_values(program, tensor)
-        is_on_cpu = bool(origins) and all(
-            _is_made_on_cpu(program, origin) for origin in origins
-        )
-        if (
-            is_on_cpu
-            and not has_group(program, call)
-            and not _is_known_by_place(program, call)
-        ):
-            message = f"{source.code(call.args[0])} is on the CPU, and NCCL exchanges GPU tensors only"
+        is_on_cpu = bool(origins) and all(_is_made_on_cpu(program, origin) for origin in origins)
+        if is_on_cpu and not has_group(program, call) and not _is_known_by_place(program, call):
+            message = (
+                f"{source.code(call.args[0])} is on the CPU, and NCCL exchanges GPU tensors only"
+            )
             yield RULE.at(source, call, message)
 
 
@@ -53,17 +47,13 @@ def _has_nccl_only(program: Program, source: Source) -> bool:
         return False
     inits = calls_near(program, source, INIT)
     backends = [program.values(argument(call, 0, "backend")) for call in inits]
-    return bool(backends) and all(
-        values == {ConstantValue("nccl")} for values in backends
-    )
+    return bool(backends) and all(values == {ConstantValue("nccl")} for values in backends)
 
 
 def _is_known_by_place(program: Program, call: ast.Call) -> bool:
     """Whether a condition asks where the tensor is: `if not x.is_cuda: ... else: ...`."""
     tests = [ast.unparse(test) for test, _ in conditions(program, call)]
-    return any(
-        word in test for test in tests for word in ("is_cuda", ".is_cpu", ".device")
-    )
+    return any(word in test for test in tests for word in ("is_cuda", ".is_cpu", ".device"))
 
 
 def _is_made_on_cpu(program: Program, origin: ast.expr) -> bool:

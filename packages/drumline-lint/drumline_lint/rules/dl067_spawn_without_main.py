@@ -30,16 +30,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         tests = _tests(program, call)
         is_chosen = any("__name__" not in test for test in tests)
         method = argument(call, None, "start_method")
-        is_forked = method is not None and program.values(method) != {
-            ConstantValue("spawn")
-        }
+        is_forked = method is not None and program.values(method) != {ConstantValue("spawn")}
         if is_run_by_ranks and not is_chosen:
-            message = (
-                "torchrun starts a process for each GPU, and each of them spawns more"
-            )
-            yield RULE.at(
-                source, call, message, fix="start it with python, or spawn nothing"
-            )
+            message = "torchrun starts a process for each GPU, and each of them spawns more"
+            yield RULE.at(source, call, message, fix="start it with python, or spawn nothing")
         elif not tests and not is_forked and _runs_at_import(program, call):
             message = (
                 "every spawned process imports this file and comes here again: "
@@ -58,14 +52,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _by_trainer(program: Program, source: Source) -> Iterator[Finding]:
     """`Trainer(strategy="ddp", devices=4)` in a notebook, which it would start again."""
-    for call in (
-        program.calls(source, "pytorch_lightning.Trainer") if source.is_notebook else ()
-    ):
+    for call in program.calls(source, "pytorch_lightning.Trainer") if source.is_notebook else ():
         strategy = argument(call, None, "strategy")
         names = [
-            value.value
-            for value in program.values(strategy)
-            if isinstance(value, ConstantValue)
+            value.value for value in program.values(strategy) if isinstance(value, ConstantValue)
         ]
         if has_devices(program, call) and names in (
             ["ddp"],
@@ -73,7 +63,9 @@ def _by_trainer(program: Program, source: Source) -> Iterator[Finding]:
             ["fsdp"],
             ["deepspeed"],
         ):
-            message = f'strategy="{names[0]}" starts the script again for each device: a notebook is none'
+            message = (
+                f'strategy="{names[0]}" starts the script again for each device: a notebook is none'
+            )
             yield RULE.at(source, call, message, fix='write strategy="ddp_notebook"')
 
 
@@ -81,9 +73,7 @@ def _tests(program: Program, call: ast.Call) -> list[str]:
     """The conditions around it, and around the calls of its function."""
     function = enclosing_function(call)
     nodes = [call, *(program.callers(function) if function is not None else ())]
-    return [
-        ast.unparse(test) for node in nodes for test, _ in conditions(program, node)
-    ]
+    return [ast.unparse(test) for node in nodes for test, _ in conditions(program, node)]
 
 
 def _runs_at_import(program: Program, call: ast.Call) -> bool:

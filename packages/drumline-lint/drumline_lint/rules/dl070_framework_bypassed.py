@@ -34,9 +34,7 @@ from drumline_lint.training.steps import every_nth, is_method, steps_of_rounds
 # Other data may be what this rank has made itself.
 _STORED = ("datasets.load_", "torchvision.datasets.")
 RULE = rule("DL070", only_distributed=False)
-_SCHEDULE = re.compile(
-    r"torch\.optim\.lr_scheduler\.|(?:transformers|diffusers)\..*schedule"
-)
+_SCHEDULE = re.compile(r"torch\.optim\.lr_scheduler\.|(?:transformers|diffusers)\..*schedule")
 _SAVED_OTHERWISE = (
     "register_for_checkpointing",
     "register_save_state",
@@ -45,9 +43,7 @@ _SAVED_OTHERWISE = (
     "scheduler.state_dict",
 )
 # Not of one micro-batch.
-_ACCUMULATED = re.compile(
-    r"""["']gradient_accumulation_steps["']\]?\s*[:=]\s*(?!1\b)\w"""
-)
+_ACCUMULATED = re.compile(r"""["']gradient_accumulation_steps["']\]?\s*[:=]\s*(?!1\b)\w""")
 # What makes the model ready, and what must then be called instead of loss.backward().
 _BACKWARD = {
     f"{ACCELERATOR}.prepare": "accelerator.backward(loss)",
@@ -76,9 +72,7 @@ def _not_accumulated(program: Program, source: Source) -> Iterator[Finding]:
         option = argument(call, None, "gradient_accumulation_steps")
         counts = constants(program, option) if option is not None else set()
         is_several = any(isinstance(count, int) and count > 1 for count in counts)
-        is_used = any_text_near(
-            program, source, ".accumulate(", "DeepSpeed", "deepspeed"
-        )
+        is_used = any_text_near(program, source, ".accumulate(", "DeepSpeed", "deepspeed")
         loops = batch_loops(program, source) if is_several and not is_used else []
         steps = [step for loop in loops for step in steps_of_rounds(program, loop)]
         if steps and not any(is_rare for _, is_rare in steps):
@@ -96,35 +90,23 @@ def _home(node: ast.AST) -> ast.AST | None:
     return function if function is None else enclosing_class(function) or function
 
 
-def _in_loop(
-    program: Program, source: Source, prepare: ast.Call, loop: Loop
-) -> Iterator[Finding]:
+def _in_loop(program: Program, source: Source, prepare: ast.Call, loop: Loop) -> Iterator[Finding]:
     name = program.name_of(prepare.func)
-    calls = [
-        call
-        for call in calls_made_in(program, loop)
-        if program.source_of(call) is source
-    ]
+    calls = [call for call in calls_made_in(program, loop) if program.source_of(call) is source]
     passes = [call for call in calls if is_method(call, "backward")]
     for call in passes if not any(call.args for call in passes) else ():
         message = (
             f"{source.code(call)} goes around the framework, "
             "which scales the loss and decides when gradients are averaged"
         )
-        is_always = not any(conditions(program, prepare)) and not any(
-            conditions(program, call)
-        )
+        is_always = not any(conditions(program, prepare)) and not any(conditions(program, call))
         is_missed = name == DEEPSPEED or _has_own_backward(program, source)
         severity = Severity.WARNING if is_always and is_missed else None
-        yield RULE.at(
-            source, call, message, fix=f"call {_BACKWARD[name]}", severity=severity
-        )
+        yield RULE.at(source, call, message, fix=f"call {_BACKWARD[name]}", severity=severity)
     targets = [dotted(target) for target in _targets(prepare)]
     steps = [call for call in calls if is_method(call, "step")]
     for call in steps if name == DEEPSPEED and targets[1:] else ():
-        is_whole = any(call.args for call in passes) and all(
-            call.args for call in passes
-        )
+        is_whole = any(call.args for call in passes) and all(call.args for call in passes)
         if dotted(call.func) == f"{targets[1]}.step" and is_whole:
             message = (
                 f"{source.code(call)} goes around the engine, which counts micro-batches, "
@@ -144,30 +126,24 @@ def _in_loop(
     yield from _unknown_loaders(program, source, loop, name)
 
 
-def _unknown_loaders(
-    program: Program, source: Source, loop: Loop, name: str
-) -> Iterator[Finding]:
+def _unknown_loaders(program: Program, source: Source, loop: Loop, name: str) -> Iterator[Finding]:
     iterated = program.iterated(loop.iter) if isinstance(loop, ast.For) else None
-    prepared = {
-        ast.unparse(value) for call in _prepares(scope_of(loop)) for value in call.args
-    }
+    prepared = {ast.unparse(value) for call in _prepares(scope_of(loop)) for value in call.args}
     for call in loaders(program, iterated) if name != DEEPSPEED else ():
         names = {dotted(target) for target in _targets(call)}
         is_here = enclosing_function(call) is enclosing_function(loop)
         orders = [given(call, option) for option in ("sampler", "batch_sampler")]
-        is_plain = orders == [None, None] and not depends_on_rank(
-            program, given(call, "dataset")
-        )
+        is_plain = orders == [None, None] and not depends_on_rank(program, given(call, "dataset"))
         if is_here and is_plain and not names & prepared:
-            message = "the framework does not know this loader: every rank trains on all of the data"
+            message = (
+                "the framework does not know this loader: every rank trains on all of the data"
+            )
             origins = [
                 part
                 for part in parts(program, given(call, "dataset"))
                 if isinstance(part, ast.Call)
             ]
-            is_stored = any(
-                program.name_of(part.func).startswith(_STORED) for part in origins
-            )
+            is_stored = any(program.name_of(part.func).startswith(_STORED) for part in origins)
             severity = Severity.WARNING if is_stored else None
             fix = "pass the loader to the framework as well"
             yield RULE.at(source, call, message, fix=fix, severity=severity)
@@ -177,9 +153,7 @@ def _has_own_backward(program: Program, source: Source) -> bool:
     """Whether the framework scales the loss, or counts micro-batches: else its backward does what
     the loss's does."""
     for call in program.calls(source, ACCELERATOR, FABRIC):
-        options = [
-            argument(call, None, name) for name in ("mixed_precision", "precision")
-        ]
+        options = [argument(call, None, name) for name in ("mixed_precision", "precision")]
         constants = [value for option in options for value in program.values(option)]
         names = [value.value for value in constants if isinstance(value, ConstantValue)]
         if has_unknown_arguments(call) or "fp16" in names or "16-mixed" in names:
@@ -198,22 +172,14 @@ def _targets(call: ast.Call) -> list[ast.expr]:
     return [part for target in targets for part in getattr(target, "elts", [target])]
 
 
-def _unsaved_schedules(
-    program: Program, source: Source, prepare: ast.Call
-) -> Iterator[Finding]:
+def _unsaved_schedules(program: Program, source: Source, prepare: ast.Call) -> Iterator[Finding]:
     """A schedule that was not prepared, in a run that continues from `accelerator.save_state`."""
     calls = nodes_in(scope_of(prepare), ast.Call)
     names = {called_name(call) for call in calls}
     prepared = {name for call in _prepares(scope_of(prepare)) for name in _names(call)}
     is_resumed = {"save_state", "load_state"} <= names
-    is_known = not any(
-        has_unknown_arguments(call) for call in _prepares(scope_of(prepare))
-    )
-    if (
-        not is_resumed
-        or not is_known
-        or any_text_near(program, source, *_SAVED_OTHERWISE)
-    ):
+    is_known = not any(has_unknown_arguments(call) for call in _prepares(scope_of(prepare)))
+    if not is_resumed or not is_known or any_text_near(program, source, *_SAVED_OTHERWISE):
         return
     stepped = [dotted(call.func) for call in calls if is_method(call, "step")]
     for schedule in calls:
@@ -233,15 +199,11 @@ def _unsaved_schedules(
 
 def _names(call: ast.Call) -> set[str]:
     return {
-        dotted(name)
-        for value in call.args
-        for name in nodes_in(value, ast.Name, ast.Attribute)
+        dotted(name) for value in call.args for name in nodes_in(value, ast.Name, ast.Attribute)
     }
 
 
-def _short_schedules(
-    program: Program, source: Source, prepare: ast.Call
-) -> Iterator[Finding]:
+def _short_schedules(program: Program, source: Source, prepare: ast.Call) -> Iterator[Finding]:
     """A schedule as long as a loader that was prepared before, which is prepared itself: Accelerate
     then steps it once for every rank."""
     prepares = [
@@ -264,11 +226,7 @@ def _short_schedules(
             if isinstance(part, ast.Call) and called_name(part) == "len" and part.args
         }
         words = {last_name(part) for part in every}
-        if lengths & prepared and not words & {
-            "num_processes",
-            "split_batches",
-            "world_size",
-        }:
+        if lengths & prepared and not words & {"num_processes", "split_batches", "world_size"}:
             message = (
                 "the schedule counts the steps of one rank, and Accelerate steps it once for "
                 "every rank: it ends far too early"
@@ -282,6 +240,4 @@ def _may_be_constant(schedule: ast.Call) -> bool:
     """`get_scheduler(args.lr_scheduler, ...)`: a constant rate, which scripts often choose, has no
     end."""
     name = argument(schedule, 0, "name")
-    return called_name(schedule) == "get_scheduler" and not isinstance(
-        name, ast.Constant
-    )
+    return called_name(schedule) == "get_scheduler" and not isinstance(name, ast.Constant)

@@ -25,10 +25,7 @@ from drumline_lint.training.loaders import is_stripe, pieces
 
 RULE = rule("DL071", only_distributed=False)
 _GATHERING = ("torch.distributed.all_gather", "torch.distributed.all_gather_object")
-_OF_ONE_SHAPE = (
-    "torch.distributed.all_gather",
-    "torch.distributed.all_gather_into_tensor",
-)
+_OF_ONE_SHAPE = ("torch.distributed.all_gather", "torch.distributed.all_gather_into_tensor")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -64,9 +61,7 @@ def _is_repeated(buffer: ast.expr) -> bool:
     """`[torch.zeros_like(x)] * world_size`; None and numbers may be repeated."""
     if not isinstance(buffer, ast.BinOp) or not isinstance(buffer.op, ast.Mult):
         return False
-    listed = [
-        side for side in (buffer.left, buffer.right) if isinstance(side, ast.List)
-    ]
+    listed = [side for side in (buffer.left, buffer.right) if isinstance(side, ast.List)]
     return any(isinstance(item, ast.Call) for items in listed for item in items.elts)
 
 
@@ -74,30 +69,17 @@ def _is_empty(call: ast.Call, buffer: ast.expr) -> bool:
     """`[]` to which nothing is added before the call."""
     name = dotted(call.args[0])
     calls = calls_beside(call)
-    is_filled = any(
-        dotted(nearby.func) in (f"{name}.append", f"{name}.extend") for nearby in calls
-    )
-    return (
-        isinstance(buffer, ast.List)
-        and not buffer.elts
-        and bool(name)
-        and not is_filled
-    )
+    is_filled = any(dotted(nearby.func) in (f"{name}.append", f"{name}.extend") for nearby in calls)
+    return isinstance(buffer, ast.List) and not buffer.elts and bool(name) and not is_filled
 
 
-def _of_own_length(
-    program: Program, source: Source, call: ast.Call
-) -> Iterator[Finding]:
+def _of_own_length(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
     """A tensor whose length differs across the ranks, where nothing exchanges the lengths."""
     tensor = argument(call, 1, "tensor")
     function = source.code(scope_of(call)) if enclosing_function(call) else source.text
-    if tensor is None or any(
-        word in function for word in ("pad", "max(", "all_gather_object")
-    ):
+    if tensor is None or any(word in function for word in ("pad", "max(", "all_gather_object")):
         return
-    here = [
-        part for part in pieces(program, tensor) if program.source_of(part) is source
-    ]
+    here = [part for part in pieces(program, tensor) if program.source_of(part) is source]
     if any(_makes_uneven(program, part) for part in here):
         message = f"{source.code(tensor)} has its own length on each rank, and all_gather needs one"
         fix = "gather the lengths first, and pad to the longest"

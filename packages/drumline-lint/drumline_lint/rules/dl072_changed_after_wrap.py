@@ -32,21 +32,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         model = call.args[0] if call.args else None
         wraps = program.made(model, DDP) if isinstance(model, ast.Name) else []
         if any(is_after(call, wrap.call) for wrap in wraps):
-            message = (
-                "the layers are replaced inside DDP, which has registered those before"
-            )
-            yield RULE.at(
-                source,
-                call,
-                message,
-                fix="convert the model first, then wrap it in DDP",
-            )
+            message = "the layers are replaced inside DDP, which has registered those before"
+            yield RULE.at(source, call, message, fix="convert the model first, then wrap it in DDP")
     for wrapping in program.calls(source, DDP):
         if not _may_change(program, wrapping):
             for change in _changes_after(program, wrapping):
-                message = (
-                    "requires_grad changes after DDP has registered the parameters"
-                )
+                message = "requires_grad changes after DDP has registered the parameters"
                 yield RULE.at(source, change, message)
 
 
@@ -55,11 +46,7 @@ def _may_change(program: Program, wrapping: ast.Call) -> bool:
     options = [argument(wrapping, None, "find_unused_parameters")]
     options.append(argument(wrapping, None, "static_graph"))
     calls = calls_beside(wrapping)
-    again = [
-        call
-        for call in calls
-        if program.name_of(call.func) == DDP and call is not wrapping
-    ]
+    again = [call for call in calls if program.name_of(call.func) == DDP and call is not wrapping]
     return any(options) or has_unknown_arguments(wrapping) or bool(again)
 
 
@@ -74,12 +61,8 @@ def _changes_after(program: Program, wrapping: ast.Call) -> Iterator[ast.AST]:
     ]
     for call in calls_beside(wrapping):
         function = program.function_of(call)
-        is_given = any(
-            dotted(value).partition(".")[0] in names for value in _owners(call)
-        )
-        if called_name(call) == "requires_grad_" or (
-            function and _sets_gradients(function)
-        ):
+        is_given = any(dotted(value).partition(".")[0] in names for value in _owners(call))
+        if called_name(call) == "requires_grad_" or (function and _sets_gradients(function)):
             places += [call] if is_given else []
     for place in places:
         is_later = is_after(place, wrapping) and not batches & {*ancestors(place)}
@@ -110,9 +93,7 @@ def _is_of(iterated: ast.expr, names: set[str], method: str) -> bool:
 
 def _sets_gradients(node: ast.AST) -> bool:
     """`p.requires_grad = ...` for the parameters that a loop goes over."""
-    calls = [
-        call for loop in nodes_in(node, ast.For) for call in nodes_in(loop, ast.Call)
-    ]
+    calls = [call for loop in nodes_in(node, ast.For) for call in nodes_in(loop, ast.Call)]
     return any(called_name(call) == "requires_grad_" for call in calls) or any(
         isinstance(target, ast.Attribute) and target.attr == "requires_grad"
         for loop in nodes_in(node, ast.For)
@@ -124,9 +105,7 @@ def _sets_gradients(node: ast.AST) -> bool:
 def _is_before_training(place: ast.AST, batches: set[ast.AST]) -> bool:
     """Whether a loop over batches comes after it, also in a function that it is followed by."""
     scope = scope_of(place)
-    is_followed = any(
-        is_after(loop, place) for loop in batches if scope_of(loop) is scope
-    )
+    is_followed = any(is_after(loop, place) for loop in batches if scope_of(loop) is scope)
     functions = {getattr(scope_of(loop), "name", "") for loop in batches}
     calls = [call for call in calls_beside(place) if is_after(call, place)]
     return is_followed or any(called_name(call) in functions - {""} for call in calls)

@@ -17,9 +17,7 @@ from drumline_lint.training.models import wrapped
 
 RULE = rule("DL073", in_tests=False)
 _LISTS = ("torch.nn.ModuleDict", "torch.nn.ModuleList")
-_LAYERS = tuple(
-    f"torch.nn.{name}" for name in "Linear Conv1d Conv2d Conv3d Embedding".split()
-)
+_LAYERS = tuple(f"torch.nn.{name}" for name in "Linear Conv1d Conv2d Conv3d Embedding".split())
 _LOOPS = (ast.For, ast.comprehension, ast.ListComp, ast.GeneratorExp, ast.DictComp)
 
 
@@ -27,19 +25,14 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Models of which a forward uses one of several parts, and layers that are used nowhere."""
     for call in program.calls(source, DDP):
         options = [
-            argument(call, None, name)
-            for name in ("find_unused_parameters", "static_graph")
+            argument(call, None, name) for name in ("find_unused_parameters", "static_graph")
         ]
-        if program.values(options[0]) == {ConstantValue(True)} and _is_reentrant(
-            program, source
-        ):
+        if program.values(options[0]) == {ConstantValue(True)} and _is_reentrant(program, source):
             message = (
                 "find_unused_parameters marks the parameters of reentrant checkpoints twice: "
                 "the backward pass raises a RuntimeError"
             )
-            yield RULE.at(
-                source, call, message, fix="checkpoint with use_reentrant=False"
-            )
+            yield RULE.at(source, call, message, fix="checkpoint with use_reentrant=False")
         if any(options) or has_unknown_arguments(call):
             continue
         for value in program.values(wrapped(call)):
@@ -58,9 +51,7 @@ def _is_reentrant(program: Program, source: Source) -> bool:
         return False
     calls = calls_near(program, source, "torch.utils.checkpoint.checkpoint")
     options = [argument(call, None, "use_reentrant") for call in calls]
-    is_given = any(
-        program.values(option) == {ConstantValue(True)} for option in options
-    )
+    is_given = any(program.values(option) == {ConstantValue(True)} for option in options)
     return is_given or any_text_near(program, source, '"use_reentrant": True')
 
 
@@ -68,27 +59,13 @@ def _unused(program: Program, model: ast.ClassDef) -> str:
     """A part of the model that not every forward uses; empty if none is known."""
     forward = program.method(model, "forward")
     making = program.method(model, "__init__")
-    statements = (
-        nodes_in(making, ast.Assign)
-        if forward is not None and making is not None
-        else []
-    )
+    statements = nodes_in(making, ast.Assign) if forward is not None and making is not None else []
     for statement in statements:
         target = statement.targets[0]
-        made = [
-            v.name for v in program.values(statement.value) if isinstance(v, CallResult)
-        ]
-        if (
-            not isinstance(target, ast.Attribute)
-            or last_name(target.value) != "self"
-            or not made
-        ):
+        made = [v.name for v in program.values(statement.value) if isinstance(v, CallResult)]
+        if not isinstance(target, ast.Attribute) or last_name(target.value) != "self" or not made:
             continue
-        if (
-            made[0] in _LISTS
-            and forward is not None
-            and _is_one_chosen(forward, target.attr)
-        ):
+        if made[0] in _LISTS and forward is not None and _is_one_chosen(forward, target.attr):
             return f"what is not chosen of self.{target.attr}"
         if made[0] in _LAYERS and _is_named_nowhere(program, target.attr):
             return f"self.{target.attr}"
@@ -100,9 +77,7 @@ def _is_one_chosen(forward: ast.AST, name: str) -> bool:
     uses = [node for node in nodes_in(forward, ast.Attribute) if node.attr == name]
     chosen = [node for node in nodes_in(forward, ast.Subscript) if node.value in uses]
     is_single = all(isinstance(node.slice, ast.Name) for node in chosen)
-    is_in_loop = any(
-        isinstance(outer, _LOOPS) for use in uses for outer in ancestors(use)
-    )
+    is_in_loop = any(isinstance(outer, _LOOPS) for use in uses for outer in ancestors(use))
     return bool(chosen) and len(chosen) == len(uses) and is_single and not is_in_loop
 
 

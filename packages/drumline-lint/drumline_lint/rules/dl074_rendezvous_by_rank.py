@@ -13,12 +13,7 @@ from drumline_lint.program.imports import any_text_near
 from drumline_lint.program.names import INIT
 from drumline_lint.program.origins import constants, written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import (
-    called_name,
-    enclosing_function,
-    nodes_in,
-    scope_of,
-)
+from drumline_lint.program.tree import called_name, enclosing_function, nodes_in, scope_of
 from drumline_lint.program.value import CallResult, ConstantValue, Rank, Value, Values
 from drumline_lint.reading.allocation import processes_per_node
 from drumline_lint.reading.source import Source
@@ -39,25 +34,17 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         origins = written_values(program, setting.value)
         texts = [ast.unparse(origin) for origin in origins]
         if origins and all(_is_number(program, origin) for origin in origins):
-            message = f"{setting.name} is set to a number: os.environ takes text, and raises a TypeError"
-            yield RULE.at(
-                source,
-                setting.node,
-                message,
-                fix="write str(...)",
-                severity=Severity.WARNING,
+            message = (
+                f"{setting.name} is set to a number: os.environ takes text, and raises a TypeError"
             )
-        elif (
-            setting.name == "RANK"
-            and texts
-            and all("SLURM_LOCALID" in text for text in texts)
-        ):
+            yield RULE.at(
+                source, setting.node, message, fix="write str(...)", severity=Severity.WARNING
+            )
+        elif setting.name == "RANK" and texts and all("SLURM_LOCALID" in text for text in texts):
             message = "the local rank is given as the rank: on a second host it is there twice"
             yield RULE.at(source, setting.node, message)
         elif setting.name == "MASTER_PORT" and _is_own(program, setting, inits):
-            message = (
-                "every rank takes a port of its own, and they do not find each other"
-            )
+            message = "every rank takes a port of its own, and they do not find each other"
             yield RULE.at(source, setting.node, message, severity=Severity.WARNING)
         elif _is_of_launcher(program, source, setting):
             message = (
@@ -65,9 +52,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "all ranks have the same"
             )
             fix = "leave it as the launcher sets it"
-            yield RULE.at(
-                source, setting.node, message, fix=fix, severity=Severity.WARNING
-            )
+            yield RULE.at(source, setting.node, message, fix=fix, severity=Severity.WARNING)
     yield from _other_counts(program, source)
 
 
@@ -93,9 +78,7 @@ def _other_counts(program: Program, source: Source) -> Iterator[Finding]:
             if {enclosing_function(init), *_callers(program, init)} & {*started}
         ]
         for size in sizes:
-            if count is not None and _differ(
-                program.values(count), program.values(size)
-            ):
+            if count is not None and _differ(program.values(count), program.values(size)):
                 message = (
                     f"{source.code(count)} processes are spawned, and the world size is another "
                     "number: init_process_group waits for ranks that never start"
@@ -107,11 +90,7 @@ def _other_counts(program: Program, source: Source) -> Iterator[Finding]:
 def _callers(program: Program, init: ast.Call) -> list[ast.AST | None]:
     """The functions that call the one that joins the group."""
     function = enclosing_function(init)
-    return (
-        [enclosing_function(call) for call in program.callers(function)]
-        if function
-        else []
-    )
+    return [enclosing_function(call) for call in program.callers(function)] if function else []
 
 
 def _differ(count: Values, size: Values) -> bool:
@@ -143,15 +122,12 @@ def _is_own(program: Program, setting: Setting, inits: list[ast.Call]) -> bool:
     is_seeded = any_text_near(program, program.source_of(setting.node), "seed(")
     draws = () if is_seeded else _DRAWS
     if any(
-        "free_port" in called_name(call) or program.name_of(call.func) in draws
-        for call in calls
+        "free_port" in called_name(call) or program.name_of(call.func) in draws for call in calls
     ):
         return not any(conditions(program, setting.node))
     sums = nodes_in(value, ast.BinOp, ast.FormattedValue) if value is not None else []
     names = [name for part in sums for name in nodes_in(part, ast.Name, ast.Attribute)]
-    kinds = {
-        v.kind for name in names for v in program.values(name) if isinstance(v, Rank)
-    }
+    kinds = {v.kind for name in names for v in program.values(name) if isinstance(v, Rank)}
     return bool(kinds & {"global", "local", "spawned"})
 
 

@@ -28,9 +28,7 @@ _MAY_BE_ALONE = re.compile(
     r"(?:get|getenv)\(\s*[\"'](?:LOCAL_RANK|RANK|WORLD_SIZE)\b"
     r"|[\"'](?:LOCAL_RANK|RANK|WORLD_SIZE)[\"'] (?:not )?in\b"
 )
-_SOURCED = re.compile(
-    r"^\s*(?:source|\.)\s+(?!\S*(?:activate|conda|bashrc|profile))", re.MULTILINE
-)
+_SOURCED = re.compile(r"^\s*(?:source|\.)\s+(?!\S*(?:activate|conda|bashrc|profile))", re.MULTILINE)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -40,9 +38,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         return
     texts = [near.text for near in connected(program, source)]
     # tasks of Slurm with an address of the first are meant to be ranks, also with defaults
-    are_ranks = all(
-        launch.srun and "MASTER_ADDR" in launch.script.text for launch in started
-    )
+    are_ranks = all(launch.srun and "MASTER_ADDR" in launch.script.text for launch in started)
     is_alone = not are_ranks and any(map(_MAY_BE_ALONE.search, texts))
     if is_alone or any(map(_OTHER_STARTS.search, texts)):
         return
@@ -56,7 +52,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     if reads and any(program.calls(source, INIT)):
         for launch in started:
             starter = "python" if launch.srun is None else "srun"
-            message = f"{source.path.name} reads {source.code(reads[0])}, which {starter} does not set"
+            message = (
+                f"{source.path.name} reads {source.code(reads[0])}, which {starter} does not set"
+            )
             yield RULE.at(launch.script, launch.name[-1], message)
 
 
@@ -71,9 +69,7 @@ def _reads_with_default(program: Program, source: Source) -> Iterator[ast.Call]:
 def _is_plain(launch: Launch) -> bool:
     tasks = (tasks_per_node(launch) or 1) * (started_on_nodes(launch) or 1)
     # A container of Pyxis gets these variables from a hook.
-    is_step = launch.srun is not None and (
-        tasks < 2 or "container-image" in launch.srun.by_name
-    )
+    is_step = launch.srun is not None and (tasks < 2 or "container-image" in launch.srun.by_name)
     is_here = launch.script.container is None and not launch.docker and not is_step
     text = launch.script.text
     is_set = re.search(r"RANK\b", text) or _SOURCED.search(text)

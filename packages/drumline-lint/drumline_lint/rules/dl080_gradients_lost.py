@@ -10,18 +10,14 @@ from drumline_lint.flow.conditions import conditions, split_condition
 from drumline_lint.flow.loops import batch_loops
 from drumline_lint.flow.some_ranks import is_within
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import (
-    FunctionNode,
-    Loop,
-    ancestors,
-    called_name,
-    nodes_in,
-)
+from drumline_lint.program.tree import FunctionNode, Loop, ancestors, called_name, nodes_in
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import every_nth, is_method, steps_of_rounds
 
 RULE = rule("DL080", only_distributed=False)
-_UNSYNCED = "the micro-batch before the step is under no_sync: every rank steps with gradients of its own"
+_UNSYNCED = (
+    "the micro-batch before the step is under no_sync: every rank steps with gradients of its own"
+)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -30,26 +26,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         yield from _last_unsynced(program, source, loop)
     for loop in batch_loops(program, source) if "%" in source.text else ():
         steps = steps_of_rounds(program, loop)
-        if (
-            not steps
-            or not all(rare for _, rare in steps)
-            or loop not in ancestors(steps[0][0])
-        ):
+        if not steps or not all(rare for _, rare in steps) or loop not in ancestors(steps[0][0]):
             continue
         step = steps[0][0]
         calls = nodes_in(loop, ast.Call)
         is_every = not any(
-            every_nth(program, call, loop)
-            for call in calls
-            if is_method(call, "backward")
+            every_nth(program, call, loop) for call in calls if is_method(call, "backward")
         )
         for call in calls if is_every else ():
-            is_handler = any(
-                isinstance(outer, ast.ExceptHandler) for outer in ancestors(call)
-            )
-            is_rare = bool(_tests(program, call, loop)) or every_nth(
-                program, call, loop
-            )
+            is_handler = any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(call))
+            is_rare = bool(_tests(program, call, loop)) or every_nth(program, call, loop)
             if is_method(call, "zero_grad") and not is_handler and not is_rare:
                 message = (
                     f"{source.code(call)} runs for every micro-batch, {source.code(step)} only after "
@@ -68,11 +54,7 @@ def _tests(
     written = []
     for whole, whole_holds in conditions(program, node, with_exits=with_exits):
         is_negated = isinstance(whole, ast.UnaryOp) and isinstance(whole.op, ast.Not)
-        parts = (
-            split_condition(whole, whole_holds)
-            if is_negated
-            else [(whole, whole_holds)]
-        )
+        parts = split_condition(whole, whole_holds) if is_negated else [(whole, whole_holds)]
         for test, holds in parts if within in ancestors(whole) else ():
             values = program.assigned(test) if isinstance(test, ast.Name) else []
             text = ast.unparse(values[0] if len(values) == 1 else test)
@@ -80,19 +62,13 @@ def _tests(
     return written
 
 
-def _unsynced(
-    program: Program, source: Source, loop: Loop, step: ast.Call
-) -> Iterator[Finding]:
+def _unsynced(program: Program, source: Source, loop: Loop, step: ast.Call) -> Iterator[Finding]:
     """Where `no_sync` is under the condition of the step, or under the opposite of a remainder that
     is off by one."""
-    stepping = _tests(program, step, loop) or _tests(
-        program, step, loop, with_exits=True
-    )
+    stepping = _tests(program, step, loop) or _tests(program, step, loop, with_exits=True)
     for place in (loop, *_helpers(program, source, loop)):
         for attribute in nodes_in(place, ast.Attribute):
-            tests = (
-                _tests(program, attribute, place) if attribute.attr == "no_sync" else []
-            )
+            tests = _tests(program, attribute, place) if attribute.attr == "no_sync" else []
             if len(tests) == len(stepping) == 1 and _meet(tests[0], stepping[0]):
                 yield RULE.at(source, attribute, _UNSYNCED)
 
@@ -101,17 +77,11 @@ def _last_unsynced(program: Program, source: Source, loop: Loop) -> Iterator[Fin
     """`model.no_sync() if micro == n - 1`, in a loop over the micro-batches of one step."""
     rounds = loop.iter if isinstance(loop, ast.For) else None
     is_counted = isinstance(rounds, ast.Call) and called_name(rounds) == "range"
-    if (
-        not isinstance(loop, ast.For)
-        or not isinstance(rounds, ast.Call)
-        or not is_counted
-    ):
+    if not isinstance(loop, ast.For) or not isinstance(rounds, ast.Call) or not is_counted:
         return
     last = f"{ast.unparse(loop.target)} == {ast.unparse(rounds.args[-1])} - 1"
     for attribute in nodes_in(loop, ast.Attribute):
-        if attribute.attr == "no_sync" and (last, True) in _tests(
-            program, attribute, loop
-        ):
+        if attribute.attr == "no_sync" and (last, True) in _tests(program, attribute, loop):
             yield RULE.at(source, attribute, _UNSYNCED)
 
 
@@ -124,9 +94,7 @@ def _helpers(program: Program, source: Source, loop: Loop) -> list[FunctionNode]
         function = program.function_of(call) if isinstance(call, ast.Call) else None
         if function is None or not isinstance(call, ast.Call):
             continue
-        passed = {
-            argument.id for argument in call.args if isinstance(argument, ast.Name)
-        }
+        passed = {argument.id for argument in call.args if isinstance(argument, ast.Name)}
         names = {parameter.arg for parameter in function.args.args} - {"self"}
         if program.source_of(function) is source and names <= passed:
             helpers.append(function)
@@ -138,11 +106,7 @@ def _never_synced(program: Program, source: Source, loop: Loop) -> Iterator[Find
     calls = nodes_in(loop, ast.Call)
     passes = [call for call in calls if is_method(call, "backward")]
     is_reduced = any("reduce" in called_name(call) for call in calls)
-    if (
-        is_reduced
-        or not passes
-        or not all(is_within(call, "no_sync") for call in passes)
-    ):
+    if is_reduced or not passes or not all(is_within(call, "no_sync") for call in passes):
         return
     for call in calls:
         if is_method(call, "no_sync") and not _tests(program, call, loop):
@@ -158,12 +122,8 @@ def _meet(unsynced: tuple[str, bool], stepping: tuple[str, bool]) -> bool:
     `(step + 1) % n == 0`."""
     if unsynced == stepping:
         return True
-    is_step_shifted = (
-        "+ 1) %" in stepping[0] and stepping[0].endswith("== 0") and stepping[1]
-    )
+    is_step_shifted = "+ 1) %" in stepping[0] and stepping[0].endswith("== 0") and stepping[1]
     skips = unsynced[0].replace("!=", "==") if unsynced[1] else unsynced[0]
-    is_negated = (
-        unsynced[0].endswith("!= 0") if unsynced[1] else unsynced[0].endswith("== 0")
-    )
+    is_negated = unsynced[0].endswith("!= 0") if unsynced[1] else unsynced[0].endswith("== 0")
     plain = stepping[0].replace("(", "").replace(" + 1)", "")
     return is_step_shifted and is_negated and skips == plain

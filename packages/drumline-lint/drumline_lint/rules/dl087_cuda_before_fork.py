@@ -29,7 +29,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         before = [call for call in calls_beside(fork) if is_after(fork, call)]
         use = next((call for call in before if _uses_gpu(program, call)), None)
         if use is not None:
-            message = f"{source.code(use)} uses the GPU before: forked processes cannot use it again"
+            message = (
+                f"{source.code(use)} uses the GPU before: forked processes cannot use it again"
+            )
             yield RULE.at(source, fork, message)
 
 

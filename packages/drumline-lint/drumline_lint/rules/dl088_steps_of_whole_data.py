@@ -16,28 +16,20 @@ from drumline_lint.program.tree import called_name, calls_beside, scope_of
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL088")
-_SCHEDULE = re.compile(
-    r"sched|cosine|warm_?up|onecycle|linearlr|polynomiallr", re.IGNORECASE
-)
+_SCHEDULE = re.compile(r"sched|cosine|warm_?up|onecycle|linearlr|polynomiallr", re.IGNORECASE)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """`len(data) // batch_size` in what a schedule is given, where a sampler divides the data."""
     for sampler in (
-        program.calls(source, DISTRIBUTED_SAMPLER)
-        if not framework(program, source)
-        else ()
+        program.calls(source, DISTRIBUTED_SAMPLER) if not framework(program, source) else ()
     ):
         data = _written(program, argument(sampler, 0, "dataset"))
         for schedule in calls_beside(sampler):
             counts = [
                 count
-                for value in (
-                    *schedule.args,
-                    *(keyword.value for keyword in schedule.keywords),
-                )
-                if _SCHEDULE.search(called_name(schedule))
-                and not depends_on_rank(program, value)
+                for value in (*schedule.args, *(keyword.value for keyword in schedule.keywords))
+                if _SCHEDULE.search(called_name(schedule)) and not depends_on_rank(program, value)
                 for count in parts(program, value)
                 if _is_count(program, count, data)
             ]
@@ -49,9 +41,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 )
                 is_here = scope_of(counts[0]) is scope_of(schedule)
                 yield RULE.at(
-                    source if is_here else where,
-                    schedule if is_here else counts[0],
-                    message,
+                    source if is_here else where, schedule if is_here else counts[0], message
                 )
 
 
@@ -61,14 +51,8 @@ def _written(program: Program, data: ast.expr | None) -> set[str]:
 
 def _is_count(program: Program, part: ast.expr, data: set[str]) -> bool:
     """`len(data) // batch_size`"""
-    if not isinstance(part, ast.BinOp) or not isinstance(
-        part.op, ast.FloorDiv | ast.Div
-    ):
+    if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.FloorDiv | ast.Div):
         return False
     length = part.left
-    values = (
-        length.args
-        if isinstance(length, ast.Call) and called_name(length) == "len"
-        else []
-    )
+    values = length.args if isinstance(length, ast.Call) and called_name(length) == "len" else []
     return any(data & _written(program, value) for value in values)

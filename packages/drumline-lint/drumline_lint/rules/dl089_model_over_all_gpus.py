@@ -19,9 +19,7 @@ from drumline_lint.reading.source import Source
 RULE = rule("DL089", only_distributed=False)
 _OVER_ALL = {"auto", "balanced", "balanced_low_0", "sequential"}
 # A comment or docstring that says how the file is started.
-_STARTED = re.compile(
-    r"torchrun\b.*--nproc[-_]per[-_]node[= ](?!1\b)\S|accelerate launch\b.*\.py"
-)
+_STARTED = re.compile(r"torchrun\b.*--nproc[-_]per[-_]node[= ](?!1\b)\S|accelerate launch\b.*\.py")
 _TRAINS = re.compile(r"\.backward\(|Trainer\(")
 _READS_RANK = re.compile(r"environ(?:\.get\(|\[)[\"']LOCAL_RANK")
 

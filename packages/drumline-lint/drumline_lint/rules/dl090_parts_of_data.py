@@ -25,12 +25,7 @@ from drumline_lint.program.tree import (
 )
 from drumline_lint.program.value import ConstantValue, Rank
 from drumline_lint.reading.source import Source
-from drumline_lint.training.loaders import (
-    given,
-    is_stripe,
-    stream_classes,
-    training_loops,
-)
+from drumline_lint.training.loaders import given, is_stripe, stream_classes, training_loops
 
 RULE = rule("DL090")
 # Code that makes parts equally long, or asks how long the shortest is.
@@ -56,16 +51,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 yield from _uneven(program, call, stripe, streams, severity)
 
 
-def _stripe(
-    program: Program, loader: ast.Call, streams: list[ast.ClassDef]
-) -> ast.expr | None:
+def _stripe(program: Program, loader: ast.Call, streams: list[ast.ClassDef]) -> ast.expr | None:
     """Where every n-th item is taken for this rank."""
     in_classes: list[ast.expr] = [
         node
         for owner in streams
-        for node in nodes_in(
-            owner, ast.Subscript, ast.Call, ast.Compare, into_functions=True
-        )
+        for node in nodes_in(owner, ast.Subscript, ast.Call, ast.Compare, into_functions=True)
     ]
     for node in (*in_classes, *parts(program, given(loader, "dataset"))):
         if is_stripe(program, node):
@@ -86,12 +77,7 @@ def _repeated(
     count = max((number for number in counts if isinstance(number, int)), default=0)
     is_told = given(loader, "worker_init_fn") is not None
     texts = [program.source_of(owner).code(owner) for owner in streams]
-    if (
-        count > 1
-        and texts
-        and not is_told
-        and not any("worker" in text for text in texts)
-    ):
+    if count > 1 and texts and not is_told and not any("worker" in text for text in texts):
         message = (
             f"each of the {count} workers reads all of the rank's part: "
             f"every sample comes {count} times"
@@ -127,11 +113,7 @@ def _uneven(
 
 def _ends_with_data(program: Program, loop: Loop) -> bool:
     """Whether each rank goes on until its own data ends."""
-    if (
-        not isinstance(loop, ast.For)
-        or is_within(loop, "join")
-        or is_within(loop, "Join")
-    ):
+    if not isinstance(loop, ast.For) or is_within(loop, "join") or is_within(loop, "Join"):
         return False
     names = [called_name(call) for call in nodes_in(loop.iter, ast.Call)]
     return not nodes_in(loop, ast.Break) and not any(name in _BOUNDED for name in names)
@@ -153,10 +135,7 @@ def _by_hash(program: Program, source: Source) -> Iterator[Finding]:
             and isinstance(remainder, ast.BinOp)
             and isinstance(remainder.op, ast.Mod)
             and isinstance(comparison, ast.Compare)
-            and any(
-                is_rank(program, side)
-                for side in (comparison.left, *comparison.comparators)
-            )
+            and any(is_rank(program, side) for side in (comparison.left, *comparison.comparators))
             and last_name(hashed) not in _NUMBERED
         ):
             message = (
@@ -177,18 +156,12 @@ def _by_node(program: Program, source: Source) -> Iterator[Finding]:
         is_alone = size == {ConstantValue(1)}
         if is_rank(program, number) and (rank is None or not is_rank(program, rank)):
             written = source.code(number) if number is not None else ""
-            message = (
-                f"num_replicas={written}: the rank is given for the number of ranks"
-            )
-            yield RULE.at(
-                source, call, message, fix="name them: num_replicas=..., rank=..."
-            )
+            message = f"num_replicas={written}: the rank is given for the number of ranks"
+            yield RULE.at(source, call, message, fix="name them: num_replicas=..., rank=...")
         if isinstance(rank, ast.Constant) and number is not None and not is_alone:
             message = f"rank={source.code(rank)} on every rank: all of them train on the same part of the data"
             yield RULE.at(source, call, message, fix="leave num_replicas and rank out")
-        kinds = {
-            value.kind for value in program.values(rank) if isinstance(value, Rank)
-        }
+        kinds = {value.kind for value in program.values(rank) if isinstance(value, Rank)}
         if kinds == {"local"} and has_several_nodes(program, source):
             message = "the sampler divides the data between the ranks of one node: all nodes have the same"
             fix = "leave num_replicas and rank out"

@@ -48,9 +48,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 )
                 fix = f"wrap {name} in DDP as well, or make it a part of the wrapped model"
                 makers = [
-                    part
-                    for part in written_values(program, owner)
-                    if _is_in(program, part, source)
+                    part for part in written_values(program, owner) if _is_in(program, part, source)
                 ]
                 place = makers[0] if makers else call
                 yield RULE.at(source, place, message, fix=fix, severity=severity)
@@ -62,23 +60,15 @@ def _is_in(program: Program, part: ast.expr, source: Source) -> bool:
 
 def _optimizers(program: Program, source: Source) -> Iterator[ast.Call]:
     index = program.index(source)
-    for call in (
-        call for name in _OPTIMIZERS & index.calls.keys() for call in index.calls[name]
-    ):
+    for call in (call for name in _OPTIMIZERS & index.calls.keys() for call in index.calls[name]):
         if call.args and program.name_of(call.func).startswith("torch.optim."):
             yield call
 
 
 def _trained(program: Program, optimizer: ast.Call) -> list[ast.expr]:
     """The modules whose parameters it gets."""
-    calls = [
-        part for part in parts(program, optimizer.args[0]) if isinstance(part, ast.Call)
-    ]
-    owners = [
-        owner_of(call)
-        for call in calls
-        if is_method(call, "parameters", "named_parameters")
-    ]
+    calls = [part for part in parts(program, optimizer.args[0]) if isinstance(part, ast.Call)]
+    owners = [owner_of(call) for call in calls if is_method(call, "parameters", "named_parameters")]
     return [owner for owner in owners if owner is not None]
 
 
@@ -102,9 +92,7 @@ def _is_bare(program: Program, owner: ast.expr) -> bool:
     values = program.values(owner)
     classes = [value.of for value in values if isinstance(value, Instance)]
     made = [value.name for value in values if isinstance(value, CallResult)]
-    is_layer = all(
-        name.startswith("torch.nn.") and name not in WRAPPERS for name in made
-    )
+    is_layer = all(name.startswith("torch.nn.") and name not in WRAPPERS for name in made)
     return (
         bool(values)
         and len(classes) + len(made) == len(values)
@@ -117,9 +105,7 @@ def _is_bare(program: Program, owner: ast.expr) -> bool:
 def _unprepared(program: Program, source: Source) -> Iterator[Finding]:
     """`optimizer, loader = accelerator.prepare(optimizer, loader)`, and a model that is trained."""
     prepares = list(program.calls(source, f"{ACCELERATOR}.prepare"))
-    if len(prepares) != 1 or any_text_near(
-        program, source, "prepare_model", "DeepSpeed"
-    ):
+    if len(prepares) != 1 or any_text_near(program, source, "prepare_model", "DeepSpeed"):
         return
     prepare = prepares[0]
     prepared = {dotted(value) for value in prepare.args}
@@ -139,8 +125,5 @@ def _unprepared(program: Program, source: Source) -> Iterator[Finding]:
                 "nothing averages its gradients, and the replicas differ from the first step on"
             )
             yield RULE.at(
-                source,
-                prepare,
-                message,
-                fix=f"pass {name} to accelerator.prepare as well",
+                source, prepare, message, fix=f"pass {name} to accelerator.prepare as well"
             )

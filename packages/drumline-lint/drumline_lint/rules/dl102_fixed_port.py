@@ -56,11 +56,7 @@ def _port(launch: Launch) -> tuple[TextRange, int | None]:
         is_read = launch.srun is not None and "array" in launch.script.sbatch.by_name
         port = variable(launch, "MASTER_PORT") if is_read else None
         return (port, whole_number(port.constant)) if port else (launch.name[-1], None)
-    flag = (
-        port_flag(launch)
-        if launch.is_torchrun and "standalone" not in launch.flags
-        else None
-    )
+    flag = port_flag(launch) if launch.is_torchrun and "standalone" not in launch.flags else None
     if flag is None or flag.value is None or backend(launch) not in {"static", "c10d"}:
         return launch.name[-1], None
     written = launch.script.substituted(flag.value.text)
@@ -69,19 +65,13 @@ def _port(launch: Launch) -> tuple[TextRange, int | None]:
 
 def _side_by_side(script: Script) -> Iterator[Finding]:
     """Launches in the background that listen on the same port of this host."""
-    waits = [
-        command.start for command in script.commands if command.words[0].plain == "wait"
-    ]
+    waits = [command.start for command in script.commands if command.words[0].plain == "wait"]
     functions = _functions(script, waits)
     earlier: dict[int, int] = {}
     for launch in launches(script):
         starts = _background_starts(launch, functions)
         is_local = not launch.is_elsewhere and launch.srun is None and not launch.docker
-        is_alone = (
-            launch.is_torchrun
-            and most_nodes(launch) == 1
-            and backend(launch) == "static"
-        )
+        is_alone = launch.is_torchrun and most_nodes(launch) == 1 and backend(launch) == "static"
         if not starts or not is_local or not is_alone:
             continue
         place, port = _port(launch)
@@ -89,12 +79,8 @@ def _side_by_side(script: Script) -> Iterator[Finding]:
         if not port:
             continue
         for start in starts:
-            is_first = port not in earlier or any(
-                earlier[port] < wait < start for wait in waits
-            )
-            if not is_first and not _ALTERNATIVE.search(
-                script.text, earlier[port], start
-            ):
+            is_first = port not in earlier or any(earlier[port] < wait < start for wait in waits)
+            if not is_first and not _ALTERNATIVE.search(script.text, earlier[port], start):
                 message = f"the launch before it runs beside this one, and has port {port}, too"
                 fix = "give each a --master-port, or --standalone"
                 yield RULE.at(script, place, message, fix=fix)
@@ -120,9 +106,7 @@ def _functions(script: Script, waits: list[int]) -> list[_Function]:
     for header in _FUNCTION.finditer(script.text):
         end = script.text.find("\n}", header.end())
         has_wait = any(header.start() < wait < end for wait in waits)
-        functions.append(
-            _Function(header.start(), end, calls.get(header[1], []), has_wait)
-        )
+        functions.append(_Function(header.start(), end, calls.get(header[1], []), has_wait))
     return functions
 
 
@@ -130,12 +114,8 @@ def _background_starts(launch: Launch, functions: list[_Function]) -> list[int]:
     """Where it is put in the background: itself, or calls of the function that it is in."""
     start = launch.command.start
     is_background = launch.command.is_background
-    around = [
-        function for function in functions if function.start < start < function.end
-    ]
+    around = [function for function in functions if function.start < start < function.end]
     if not around or launch.command.loop:
         return [start] if is_background and not launch.command.loop else []
     is_left_running = is_background and not around[0].waits
-    return [
-        call.start for call in around[0].calls if is_left_running or call.is_background
-    ]
+    return [call.start for call in around[0].calls if is_left_running or call.is_background]

@@ -9,18 +9,9 @@ from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import ConstantValue
-from drumline_lint.reading.allocation import (
-    started_on_nodes,
-    tasks_per_node,
-    uses_task_variable,
-)
+from drumline_lint.reading.allocation import started_on_nodes, tasks_per_node, uses_task_variable
 from drumline_lint.reading.launchers import DEEPSPEED, PYTHON, Launch, launches
-from drumline_lint.reading.rendezvous import (
-    least_nodes,
-    most_nodes,
-    nodes_flag,
-    variable,
-)
+from drumline_lint.reading.rendezvous import least_nodes, most_nodes, nodes_flag, variable
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.slurm import whole_number
 from drumline_lint.reading.source import Source
@@ -55,7 +46,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             tasks = tasks_per_node(launch) if launch.srun is not None else None
             is_known = isinstance(devices, int) and devices > 1 and tasks is not None
             if launch.kind == PYTHON and is_known and tasks != devices:
-                message = f"the Trainer has {devices} devices, and srun starts {tasks} tasks on each node"
+                message = (
+                    f"the Trainer has {devices} devices, and srun starts {tasks} tasks on each node"
+                )
                 fix = f"write #SBATCH --ntasks-per-node={devices}"
                 yield RULE.at(source, option, message, fix=fix)
                 break
@@ -91,16 +84,9 @@ def check_shell(script: Script) -> Iterator[Finding]:
         expected = least_nodes(launch)
         started = started_on_nodes(launch)
         container = launch.script.container
-        is_counted = launch.srun is not None or (
-            container and container.kind in _COUNTED
-        )
+        is_counted = launch.srun is not None or (container and container.kind in _COUNTED)
         # Of several tasks on a node, DL103 reports.
-        if (
-            not expected
-            or not started
-            or not is_counted
-            or (tasks_per_node(launch) or 1) > 1
-        ):
+        if not expected or not started or not is_counted or (tasks_per_node(launch) or 1) > 1:
             continue
         by = "srun" if launch.srun is not None else "the manifest"
         is_fewer = started < expected
@@ -109,9 +95,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
             yield RULE.at(script, launch.flags[nodes_flag(launch)].word, message)
         elif started > 1 and _is_alone(launch):
             how = "--standalone" if "standalone" in launch.flags else "without --nnodes"
-            message = (
-                f"torchrun {how} runs on {started} nodes: each of them trains alone"
-            )
+            message = f"torchrun {how} runs on {started} nodes: each of them trains alone"
             yield RULE.at(script, launch.name[-1], message, fix=_JOIN)
 
 
@@ -130,12 +114,7 @@ def _is_alone(launch: Launch) -> bool:
     container = launch.script.container
     is_one_job = container is None or container.kind in _ONE_JOB
     is_on_one = "standalone" in launch.flags or most_nodes(launch) == 1
-    return (
-        launch.is_torchrun
-        and is_one_job
-        and is_on_one
-        and not uses_task_variable(launch)
-    )
+    return launch.is_torchrun and is_one_job and is_on_one and not uses_task_variable(launch)
 
 
 def _only_first_node(script: Script) -> Iterator[Finding]:

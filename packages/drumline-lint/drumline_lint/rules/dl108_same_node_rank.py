@@ -32,19 +32,13 @@ def check_shell(script: Script) -> Iterator[Finding]:
         if flag is not None and rank.isdigit() and (how := _how_repeated(launch)):
             place = (flag.value and set_by_container(launch, flag.value)) or flag.word
             yield RULE.at(script, place, f"{how}, so each node has --{name} {rank}")
-        elif (
-            flag is not None
-            and rank.isdigit()
-            and (service := _service_before(launch, rank))
-        ):
+        elif flag is not None and rank.isdigit() and (service := _service_before(launch, rank)):
             place = (flag.value and set_by_container(launch, flag.value)) or flag.word
             message = f"the service {service} has --{name} {rank}, too"
             yield RULE.at(script, place, message)
         yield from _of_config(launch)
         # Without an address, DL109 reports.
-        is_sure = (
-            launch.is_torchrun and launch.is_sure and not launch.command.is_conditional
-        )
+        is_sure = launch.is_torchrun and launch.is_sure and not launch.command.is_conditional
         if flag is None and nodes and is_sure and address_flag(launch) is not None:
             message = f"{nodes} nodes and no --{name}: every node is node 0"
             yield RULE.at(script, launch.flags[nodes_flag(launch)].word, message)
@@ -84,9 +78,7 @@ def _of_config(launch: Launch) -> Iterator[Finding]:
         return
     if how := _how_repeated(launch):
         message = f"{how}, so each node has machine_rank {rank.text}"
-        yield RULE.at(
-            launch.config, rank, message, fix="add --machine_rank to the command"
-        )
+        yield RULE.at(launch.config, rank, message, fix="add --machine_rank to the command")
 
 
 def _how_repeated(launch: Launch) -> str:
@@ -96,8 +88,4 @@ def _how_repeated(launch: Launch) -> str:
         return "the same command runs on every host"
     if launch.command.loop and is_remote:
         return "each turn of the loop starts the same command"
-    return (
-        "the same command runs on every node"
-        if (started_on_nodes(launch) or 1) > 1
-        else ""
-    )
+    return "the same command runs on every node" if (started_on_nodes(launch) or 1) > 1 else ""

@@ -36,9 +36,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
     findings = {launch: [*_of_launch(script, launch)] for launch in launches(script)}
     reported = [launch for launch in findings if findings[launch]]
     # Two launches in one script are nodes that are played on one machine.
-    for launch in (
-        reported if len(reported) == 1 or script.container is not None else ()
-    ):
+    for launch in reported if len(reported) == 1 or script.container is not None else ():
         if not _is_simulated(launch):
             yield from findings[launch]
 
@@ -47,14 +45,8 @@ def _of_batch_script(script: Script) -> Iterator[Finding]:
     """Where what the nodes run is not seen, the address that they all get."""
     nodes = script.sbatch.number("nodes") or 1
     starts_steps = any(command.words[0].plain == "srun" for command in script.commands)
-    for address in (
-        script.variables.get("MASTER_ADDR", []) if nodes > 1 and starts_steps else ()
-    ):
-        if (
-            address.is_seen
-            and not address.is_conditional
-            and address.constant in LOOPBACK
-        ):
+    for address in script.variables.get("MASTER_ADDR", []) if nodes > 1 and starts_steps else ():
+        if address.is_seen and not address.is_conditional and address.constant in LOOPBACK:
             yield RULE.at(script, address, _at_loopback(nodes, address.constant))
 
 
@@ -66,12 +58,7 @@ def _of_launch(script: Script, launch: Launch) -> Iterator[Finding]:
     nodes = _nodes(launch)
     address = first_node(launch)
     if address is None:
-        if (
-            nodes > 1
-            and launch.is_torchrun
-            and not launch.is_of_operator
-            and launch.is_sure
-        ):
+        if nodes > 1 and launch.is_torchrun and not launch.is_of_operator and launch.is_sure:
             yield from _without_address(script, launch, nodes)
         return
     place, word = address
@@ -84,18 +71,14 @@ def _of_launch(script: Script, launch: Launch) -> Iterator[Finding]:
         message = f"{host} is a list of nodes such as gpu[07-10], or a host on which no rank runs"
         fix = 'take the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         yield RULE.at(script, place, message, fix=fix)
-    elif (
-        container is None or host in LOOPBACK or "$" in host or _NUMBERS.fullmatch(host)
-    ):
+    elif container is None or host in LOOPBACK or "$" in host or _NUMBERS.fullmatch(host):
         return
     elif container.hosts and "." not in host and host not in container.hosts:
         message = f"no service of this file is called {host}"
         yield RULE.at(script, place, message, fix="write the name of a service")
     elif container.unresolved:
         message = f"{host} is not resolved: {container.unresolved}"
-        yield RULE.at(
-            script, place, message, fix="give the pods names that can be resolved"
-        )
+        yield RULE.at(script, place, message, fix="give the pods names that can be resolved")
 
 
 def _nodes(launch: Launch) -> int:
@@ -122,9 +105,7 @@ def _without_address(script: Script, launch: Launch, nodes: int) -> Iterator[Fin
     is_unread = "master-addr" in launch.flags and not is_static
     if backend(launch) in {"static", "c10d"}:
         name = "master-addr" if is_static else "rdzv-endpoint"
-        message = (
-            f"{nodes} nodes and no --{name}: each takes localhost, which is itself"
-        )
+        message = f"{nodes} nodes and no --{name}: each takes localhost, which is itself"
         message += "; c10d does not read --master-addr" if is_unread else ""
         fix = f"add --{name} with the address of the first node"
         yield RULE.at(script, launch.flags[nodes_flag(launch)].word, message, fix=fix)

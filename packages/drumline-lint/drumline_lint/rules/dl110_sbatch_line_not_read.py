@@ -24,14 +24,14 @@ def check_shell(script: Script) -> Iterator[Finding]:
     late = [line for line in lines if line.is_late and line.text.strip() not in read]
     if late:
         further = f", nor the {len(late) - 1} like it below" if len(late) > 1 else ""
-        message = (
-            f"sbatch does not read this line{further}: it comes after the first command"
-        )
+        message = f"sbatch does not read this line{further}: it comes after the first command"
         place = Word(late[0].start, late[0].end)
         yield RULE.at(script, place, message, fix="move it above the first command")
     for line in lines:
         variable = _VARIABLE.search(line.text)
         if variable and not line.is_late:
-            message = f"sbatch does not expand {variable[0]}: it reads this line before any shell does"
+            message = (
+                f"sbatch does not expand {variable[0]}: it reads this line before any shell does"
+            )
             fix = "write the value, or give the option on sbatch's command line"
             yield RULE.at(script, Word(line.start, line.end), message, fix=fix)

@@ -28,23 +28,11 @@ _NAMES = (
     ("master-port", "main-process-port"),
 )
 # Training scripts have --master-addr, --master-port and --node-rank of their own.
-_OF_TORCHRUN = {
-    "nproc-per-node",
-    "nnodes",
-    "rdzv-backend",
-    "rdzv-endpoint",
-    "standalone",
-}
+_OF_TORCHRUN = {"nproc-per-node", "nnodes", "rdzv-backend", "rdzv-endpoint", "standalone"}
 _ONLY_LAUNCHERS = {
     TORCHRUN: _OF_TORCHRUN,
     OLD_LAUNCH: _OF_TORCHRUN,
-    ACCELERATE: {
-        "num-processes",
-        "num-machines",
-        "machine-rank",
-        "main-process-ip",
-        "multi-gpu",
-    },
+    ACCELERATE: {"num-processes", "num-machines", "machine-rank", "main-process-ip", "multi-gpu"},
     DEEPSPEED: {"num-gpus", "num-nodes", "hostfile"},
 }
 
@@ -60,16 +48,8 @@ def _unknown_flag(script: Script, launch: Launch, word: Word) -> Iterator[Findin
     written = word.head.partition("=")[0]
     name = written.lstrip("-").replace("_", "-")
     flag_names = FLAG_TABLES[launch.kind].names
-    synonyms = [
-        flag
-        for names in _NAMES
-        if name in names
-        for flag in names
-        if flag in flag_names
-    ]
-    meant = next(
-        iter([*synonyms, *difflib.get_close_matches(name, flag_names, 1, 0.8)]), ""
-    )
+    synonyms = [flag for names in _NAMES if name in names for flag in names if flag in flag_names]
+    meant = next(iter([*synonyms, *difflib.get_close_matches(name, flag_names, 1, 0.8)]), "")
     # A longer name is a flag of another version rather than a slip.
     if meant and not name.startswith(f"{meant}-"):
         fix = f"write --{meant.replace('-', '_' if '_' in written else '-')}"

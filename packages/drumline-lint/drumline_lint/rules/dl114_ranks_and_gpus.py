@@ -13,13 +13,7 @@ from drumline_lint.reading.allocation import (
     processes_per_node,
     visible_devices,
 )
-from drumline_lint.reading.launchers import (
-    ACCELERATE,
-    DEEPSPEED,
-    PYTHON,
-    Launch,
-    launches,
-)
+from drumline_lint.reading.launchers import ACCELERATE, DEEPSPEED, PYTHON, Launch, launches
 from drumline_lint.reading.rendezvous import most_nodes, nodes_flag, variable
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.shell_parser import Word
@@ -62,13 +56,11 @@ def _total_of_one_machine(script: Script, launch: Launch) -> Finding | None:
         return None
     value = launch.value("num-processes") or ""
     is_less = value.isdigit() and int(value) < machines
-    if (
-        not is_less
-        and "PER_" not in total.value.variable
-        and value != str(gpus_per_node(launch))
-    ):
+    if not is_less and "PER_" not in total.value.variable and value != str(gpus_per_node(launch)):
         return None
-    message = f"--num_processes is the total of {machines} machines, and {total.value.text} that of one"
+    message = (
+        f"--num_processes is the total of {machines} machines, and {total.value.text} that of one"
+    )
     fix = "multiply it by the number of machines"
     return RULE.at(script, total.word, message, fix=fix, severity=Severity.WARNING)
 
@@ -76,11 +68,7 @@ def _total_of_one_machine(script: Script, launch: Launch) -> Finding | None:
 def _configured_total(launch: Launch, machines: int) -> Finding | None:
     """num_processes in the file of --config_file: the number of GPUs of one of its machines."""
     total = launch.configured("num-processes")
-    if (
-        total is None
-        or launch.config is None
-        or total.text != str(gpus_per_node(launch))
-    ):
+    if total is None or launch.config is None or total.text != str(gpus_per_node(launch)):
         return None
     message = f"num_processes is the total of {machines} machines, and each has {total.text} GPUs"
     fix = "multiply it by the number of machines"
@@ -94,12 +82,7 @@ def _batch_sizes(launch: Launch) -> Iterator[Finding]:
     is_of_nodes = nodes_flag(launch) in launch.flags or "hostfile" in launch.flags
     nodes = most_nodes(launch) if is_of_nodes else 1
     is_replaced = any(_OTHER_BATCH.search(word.text) for word in launch.arguments)
-    if (
-        config is None
-        or launch.kind == PYTHON
-        or is_replaced
-        or "parallel" in config.text
-    ):
+    if config is None or launch.kind == PYTHON or is_replaced or "parallel" in config.text:
         return
     sizes = {size[1]: size for size in _BATCH_SIZE.finditer(config.text)}
     if len(sizes) < 3 or not processes or not nodes:
@@ -131,11 +114,7 @@ def _other_gpus(script: Script, launch: Launch) -> Iterator[Finding]:
         fix = "leave CUDA_VISIBLE_DEVICES as the scheduler sets it"
         yield RULE.at(script, devices, message, fix=fix)
     first_gpus = list(range(processes_per_node(launch) or 0))
-    if (
-        launch.kind == DEEPSPEED
-        and "num-gpus" in launch.flags
-        and numbers != first_gpus
-    ):
+    if launch.kind == DEEPSPEED and "num-gpus" in launch.flags and numbers != first_gpus:
         listed = ",".join(map(str, numbers))
         message = f"beside --num_gpus deepspeed ignores CUDA_VISIBLE_DEVICES={listed}, and takes the first GPUs"
         fix = f"replace both by --include localhost:{listed}"

@@ -6,11 +6,7 @@ import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.reading.allocation import (
-    TASK_VARIABLES,
-    started_on_nodes,
-    tasks_per_node,
-)
+from drumline_lint.reading.allocation import TASK_VARIABLES, started_on_nodes, tasks_per_node
 from drumline_lint.reading.launchers import PYTHON, Launch, launches
 from drumline_lint.reading.rendezvous import backend
 from drumline_lint.reading.shell import Script, TextRange
@@ -27,13 +23,13 @@ def check_shell(script: Script) -> Iterator[Finding]:
         return
     places: dict[int, tuple[TextRange, str]] = {}
     for launch in launches(script):
-        for place, word in (
-            _early_words(script, launch) if _has_several_tasks(launch) else ()
-        ):
+        for place, word in _early_words(script, launch) if _has_several_tasks(launch) else ():
             if name := _task_variable(script, word):
                 places.setdefault(place.start, (place, name))
     for place, name in places.values():
-        message = f"the batch script expands ${name} before srun starts anything: it is 0 for every task"
+        message = (
+            f"the batch script expands ${name} before srun starts anything: it is 0 for every task"
+        )
         yield RULE.at(script, place, message)
 
 

@@ -11,18 +11,9 @@ from drumline_lint.reading.rendezvous import launch_variables
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL117")
-_LOCAL_RANKS = (
-    "SLURM_LOCALID",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "LOCAL_RANK",
-)
+_LOCAL_RANKS = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK")
 _GLOBAL_RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_COUNTS_OF_A_NODE = (
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_GPUS_ON_NODE",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-)
+_COUNTS_OF_A_NODE = ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _MEANINGS = {
     **dict.fromkeys(_LOCAL_RANKS, "the rank among the processes of one node"),
     **dict.fromkeys(_GLOBAL_RANKS, "the rank among all processes"),
@@ -41,22 +32,15 @@ _WRONG_FOR = {
 def _beside_one_gpu(script: Script) -> Iterator[Finding]:
     """`export LOCAL_RANK=$SLURM_LOCALID`, where each task sees one GPU."""
     started = [launch for launch in launches(script) if launch.kind == PYTHON]
-    is_alone = any(
-        sees_one_gpu(launch) and (tasks_per_node(launch) or 1) > 1 for launch in started
-    )
+    is_alone = any(sees_one_gpu(launch) and (tasks_per_node(launch) or 1) > 1 for launch in started)
     for assignment in launch_variables(script) if is_alone else ():
-        if (
-            assignment.name == "LOCAL_RANK"
-            and assignment.value.variable == "SLURM_LOCALID"
-        ):
+        if assignment.name == "LOCAL_RANK" and assignment.value.variable == "SLURM_LOCALID":
             message = (
                 "--gpus-per-task=1 shows each task one GPU, which is cuda:0 there: "
                 "LOCAL_RANK is the number of none but on the first task"
             )
             fix = "write LOCAL_RANK=0, or ask for --gpus-per-node"
-            yield RULE.at(
-                script, assignment, message, fix=fix, severity=Severity.WARNING
-            )
+            yield RULE.at(script, assignment, message, fix=fix, severity=Severity.WARNING)
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
@@ -65,20 +49,14 @@ def check_shell(script: Script) -> Iterator[Finding]:
     options = script.sbatch.by_name
     is_default = bool(options) and options.keys().isdisjoint({"nodes", "ntasks"})
     # On one node, the local and the global values are the same.
-    if (
-        is_default
-        or options.get("nodes") == "1"
-        or (not started and "SLURM" not in script.text)
-    ):
+    if is_default or options.get("nodes") == "1" or (not started and "SLURM" not in script.text):
         return
     # torchrun and others set the variables of their ranks themselves.
     has_ranks = not started or any(launch.kind == PYTHON for launch in started)
     for assignment in launch_variables(script) if has_ranks else ():
         source = assignment.value.variable
         if source in _WRONG_FOR.get(assignment.name, ()):
-            message = (
-                f"{assignment.name} is set to ${source}, which is {_MEANINGS[source]}"
-            )
+            message = f"{assignment.name} is set to ${source}, which is {_MEANINGS[source]}"
             yield RULE.at(script, assignment, message)
     for launch in started:
         for name, flag in launch.flags.items():

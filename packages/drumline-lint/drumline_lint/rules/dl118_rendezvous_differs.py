@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.allocation import started_on_nodes
 from drumline_lint.reading.launchers import PYTHON, Launch, launches
-from drumline_lint.reading.rendezvous import (
-    first_node,
-    least_nodes,
-    port_flag,
-    variable,
-)
+from drumline_lint.reading.rendezvous import first_node, least_nodes, port_flag, variable
 from drumline_lint.reading.shell import Assignment, Script, TextRange
 from drumline_lint.reading.shell_parser import Word
 
@@ -39,9 +34,7 @@ _NAME = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-[^{}]*)?\})")
 
 def check_shell(script: Script) -> Iterator[Finding]:
     for launch in launches(script):
-        for place, what, word in (
-            _rendezvous_words(launch) if _is_on_each_node(launch) else ()
-        ):
+        for place, what, word in _rendezvous_words(launch) if _is_on_each_node(launch) else ():
             if own_value := _own_value(launch, place, word):
                 message = (
                     f"every node computes its own {what}, by {own_value.text}: "
@@ -62,8 +55,7 @@ class OwnValue:
 def _is_on_each_node(launch: Launch) -> bool:
     """Whether each node evaluates the words."""
     nodes = max(
-        (least_nodes(launch) or 1) if launch.kind != PYTHON else 1,
-        started_on_nodes(launch) or 1,
+        (least_nodes(launch) or 1) if launch.kind != PYTHON else 1, started_on_nodes(launch) or 1
     )
     is_started_on_each = launch.srun is not None or launch.is_elsewhere
     is_each = _is_in_yaml(launch) or (is_started_on_each and launch.is_expanded_late)
@@ -72,33 +64,21 @@ def _is_on_each_node(launch: Launch) -> bool:
 
 def _is_in_yaml(launch: Launch) -> bool:
     """Whether a manifest or a Compose file starts it in containers."""
-    return (
-        launch.script.container is not None and launch.script.container.kind != "image"
-    )
+    return launch.script.container is not None and launch.script.container.kind != "image"
 
 
 def _is_by_hand(launch: Launch) -> bool:
     """Whether the whole script is started on each node: nothing in it reaches the others."""
     script = launch.script
     is_job = script.container is not None or _OF_JOBS.search(script.text) is not None
-    is_local = (
-        launch.srun is None and not launch.is_elsewhere and not launch.command.loop
-    )
-    return (
-        launch.is_torchrun
-        and is_local
-        and not is_job
-        and launch.value("node-rank") is None
-    )
+    is_local = launch.srun is None and not launch.is_elsewhere and not launch.command.loop
+    return launch.is_torchrun and is_local and not is_job and launch.value("node-rank") is None
 
 
 def _rendezvous_words(launch: Launch) -> Iterator[tuple[TextRange, str, Word]]:
     if address := first_node(launch):
         yield address[0], "address", address[1]
-    for flag, what in (
-        (port_flag(launch), "port"),
-        (launch.flags.get("rdzv-id"), "rendezvous id"),
-    ):
+    for flag, what in ((port_flag(launch), "port"), (launch.flags.get("rdzv-id"), "rendezvous id")):
         if flag is not None and flag.value is not None:
             yield flag.word, what, flag.value
     port = variable(launch, "MASTER_PORT") if launch.kind == PYTHON else None
@@ -106,9 +86,7 @@ def _rendezvous_words(launch: Launch) -> Iterator[tuple[TextRange, str, Word]]:
         yield port, "port", port.value
 
 
-def _own_value(
-    launch: Launch, place: TextRange, word: Word, depth: int = 0
-) -> OwnValue | None:
+def _own_value(launch: Launch, place: TextRange, word: Word, depth: int = 0) -> OwnValue | None:
     process_id = _PROCESS_ID_IN_YAML if _is_in_yaml(launch) else _PROCESS_ID
     if computed := _OWN.search(word.text) or process_id.search(word.text):
         return OwnValue(place, computed[0])
@@ -117,10 +95,7 @@ def _own_value(
         if len(assigned) == 1 and not assigned[0].is_conditional and depth < 4:
             is_of_pod = assigned[0].command is None
             return _own_value(
-                launch,
-                assigned[0] if is_of_pod else place,
-                assigned[0].value,
-                depth + 1,
+                launch, assigned[0] if is_of_pod else place, assigned[0].value, depth + 1
             )
     return None
 

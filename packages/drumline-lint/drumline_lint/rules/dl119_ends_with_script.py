@@ -16,15 +16,11 @@ def check_shell(script: Script) -> Iterator[Finding]:
     """A script that is started by hand may leave its processes behind; a job may not."""
     is_job = bool(script.sbatch.by_name) or script.container is not None
     started = launches(script)
-    in_front = [
-        launch.command.start for launch in started if not launch.command.is_background
-    ]
+    in_front = [launch.command.start for launch in started if not launch.command.is_background]
     for launch in started:
         is_last = launch.command.start > max(in_front, default=-1)
         if is_job and is_last and not _waits(script) and not _waits(launch.script):
-            what = (
-                "Slurm ends the job" if script.sbatch.by_name else "the container ends"
-            )
+            what = "Slurm ends the job" if script.sbatch.by_name else "the container ends"
             message = f"{launch.kind} runs in the background, and {what} when the script has ended"
             yield RULE.at(script, launch.srun_word or launch.name[-1], message)
         handles_hangup = launch.is_torchrun or launch.kind == ACCELERATE
@@ -41,7 +37,5 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 
 def _waits(script: Script) -> bool:
-    names = {
-        (command.words[0].plain or "").rsplit("/", 1)[-1] for command in script.commands
-    }
+    names = {(command.words[0].plain or "").rsplit("/", 1)[-1] for command in script.commands}
     return bool(names & _WAITS)

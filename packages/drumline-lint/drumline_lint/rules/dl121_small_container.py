@@ -14,9 +14,7 @@ from drumline_lint.reading.shell import Container, Script
 
 RULE = rule("DL121")
 _ENOUGH = 1 << 30
-_USES_GPUS = re.compile(
-    r"\bnccl|\bcuda|\b[bf]p?16\b|nproc[-_]per[-_]node[= ]gpu", re.IGNORECASE
-)
+_USES_GPUS = re.compile(r"\bnccl|\bcuda|\b[bf]p?16\b|nproc[-_]per[-_]node[= ]gpu", re.IGNORECASE)
 _UNKNOWN_OPTIONS = re.compile(r"\$\{?\w*(?:@|OPT|ARG|FLAG|EXTRA)", re.IGNORECASE)
 # NCCL and Gloo listen on ports of their own: publishing one port is not enough.
 _NETWORK = ("--network", "--net", "-P", "--publish-all")
@@ -30,9 +28,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
                 yield RULE.at(script, launch.docker[0], message, fix=fix)
         elif container is not None:
             for message, fix in _of_container(launch, container):
-                yield RULE.at(
-                    script, container.name or launch.name[-1], message, fix=fix
-                )
+                yield RULE.at(script, container.name or launch.name[-1], message, fix=fix)
 
 
 def _of_docker(launch: Launch) -> Iterator[tuple[str, str]]:
@@ -46,9 +42,7 @@ def _of_docker(launch: Launch) -> Iterator[tuple[str, str]]:
         yield from _of_memory(launch, memory, "add --shm-size=16g, or --ipc=host")
     nodes = least_nodes(launch) or 1
     if nodes > 1 and not any(option.startswith(_NETWORK) for option in options):
-        message = (
-            f"{nodes} nodes rendezvous, but this container has a network of its own"
-        )
+        message = f"{nodes} nodes rendezvous, but this container has a network of its own"
         yield message, "add --network=host"
 
 
@@ -59,18 +53,11 @@ def _of_container(launch: Launch, container: Container) -> Iterator[tuple[str, s
     if not is_on_cpu:
         fix = "add shm_size: 16gb, or ipc: host" if is_service else fix
         yield from _of_memory(launch, container.shared_memory, fix)
-    if container.is_without_gpu and (
-        _uses_gpus(launch) or "com/gpu:" in launch.script.text
-    ):
-        yield (
-            "this container sees no GPU",
-            "ask for GPUs, as other containers of the job do",
-        )
+    if container.is_without_gpu and (_uses_gpus(launch) or "com/gpu:" in launch.script.text):
+        yield "this container sees no GPU", "ask for GPUs, as other containers of the job do"
 
 
-def _of_memory(
-    launch: Launch, memory: int | None, fix: str
-) -> Iterator[tuple[str, str]]:
+def _of_memory(launch: Launch, memory: int | None, fix: str) -> Iterator[tuple[str, str]]:
     is_alone = launch.kind == PYTHON or processes_per_node(launch) == 1
     if (
         memory is not None

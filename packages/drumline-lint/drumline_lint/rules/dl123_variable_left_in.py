@@ -7,12 +7,7 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.reading.launchers import launches
-from drumline_lint.reading.rendezvous import (
-    launch_variables,
-    least_nodes,
-    most_nodes,
-    nodes_flag,
-)
+from drumline_lint.reading.rendezvous import launch_variables, least_nodes, most_nodes, nodes_flag
 from drumline_lint.reading.shell import Assignment, Script
 
 RULE = rule("DL123")
@@ -45,15 +40,9 @@ def check_shell(script: Script) -> Iterator[Finding]:
         value = (item.constant or "").upper()
         setting = f"{item.name}={value}"
         interfaces = set(value.removeprefix("=").split(","))
-        if (
-            item.name in _INTERFACES
-            and interfaces <= {"LO", "LO0"}
-            and _may_have_nodes(script)
-        ):
+        if item.name in _INTERFACES and interfaces <= {"LO", "LO0"} and _may_have_nodes(script):
             message = f"{item.name}={item.constant} is the loopback interface, which no other node can reach"
-            fix = (
-                "name the interface that connects the nodes, or leave the variable out"
-            )
+            fix = "name the interface that connects the nodes, or leave the variable out"
             yield RULE.at(script, item, message, fix=fix, severity=Severity.WARNING)
         elif item.is_conditional or _has_comment(item):
             continue
@@ -74,11 +63,7 @@ def _severity(script: Script) -> Severity | None:
     """A warning in a job that is known to have several nodes: nobody looks for a fault there."""
     counts = [least_nodes(launch) for launch in launches(script)]
     counts.append(script.sbatch.number("nodes"))
-    return (
-        Severity.WARNING
-        if any(count is not None and count > 1 for count in counts)
-        else None
-    )
+    return Severity.WARNING if any(count is not None and count > 1 for count in counts) else None
 
 
 def _may_have_nodes(script: Script) -> bool:
@@ -96,18 +81,13 @@ def _may_have_nodes(script: Script) -> bool:
 
 
 def _is_on_one_node(script: Script) -> bool:
-    return all(
-        launch.is_torchrun and most_nodes(launch) == 1 for launch in launches(script)
-    )
+    return all(launch.is_torchrun and most_nodes(launch) == 1 for launch in launches(script))
 
 
 def _is_for_debugging(script: Script) -> bool:
     job = script.sbatch.by_name.get("job-name") or ""
     is_for_npu = "HCCL_" in script.text or "ASCEND_" in script.text
-    return (
-        is_for_npu
-        or _NAMED_FOR_DEBUGGING.search(f"{script.path.stem} {job}") is not None
-    )
+    return is_for_npu or _NAMED_FOR_DEBUGGING.search(f"{script.path.stem} {job}") is not None
 
 
 def _has_comment(item: Assignment) -> bool:

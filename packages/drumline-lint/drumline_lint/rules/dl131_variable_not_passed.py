@@ -28,11 +28,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
         return
     reported: set[int] = set()
     for launch in launches(script):
-        problems = [
-            *_by_mpirun(script, launch),
-            *_by_srun(script, launch),
-            *_in_shell(launch),
-        ]
+        problems = [*_by_mpirun(script, launch), *_by_srun(script, launch), *_in_shell(launch)]
         for place, message, fix in problems:
             if place.start not in reported:
                 reported.add(place.start)
@@ -41,9 +37,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 def _by_mpirun(script: Script, launch: Launch) -> Iterator[Problem]:
     words = [word.plain or word.head for word in launch.mpirun]
-    is_open_mpi = any(map(_OPEN_MPI.fullmatch, words)) and not any(
-        map(_HYDRA.fullmatch, words)
-    )
+    is_open_mpi = any(map(_OPEN_MPI.fullmatch, words)) and not any(map(_HYDRA.fullmatch, words))
     is_remote = is_open_mpi and not _HOSTS.isdisjoint(words)
     passed = {word.partition("=")[0] for word in words}
     missing = [name for name in _READ_BY_RANKS if name in script.exported - passed]
@@ -52,11 +46,7 @@ def _by_mpirun(script: Script, launch: Launch) -> Iterator[Problem]:
         return
     if is_remote and missing:
         message = f"mpirun does not pass {missing[0]} to the other hosts"
-        yield (
-            launch.mpirun[0],
-            message,
-            f"add {' '.join(f'-x {name}' for name in missing)}",
-        )
+        yield launch.mpirun[0], message, f"add {' '.join(f'-x {name}' for name in missing)}"
 
 
 def _by_srun(script: Script, launch: Launch) -> Iterator[Problem]:
@@ -65,7 +55,9 @@ def _by_srun(script: Script, launch: Launch) -> Iterator[Problem]:
     listed = (launch.srun.by_name.get("export") or "ALL").split(",")
     lost = sorted(script.exported - {part.partition("=")[0] for part in listed})
     if lost and "ALL" not in listed:
-        message = f"srun --export={','.join(listed)} passes nothing else: the tasks get no {lost[0]}"
+        message = (
+            f"srun --export={','.join(listed)} passes nothing else: the tasks get no {lost[0]}"
+        )
         yield launch.srun_word, message, "write --export=ALL before the list"
     # A rank reads MASTER_ADDR from its environment.
     assigned = script.variables.get("MASTER_ADDR", [])
@@ -82,10 +74,7 @@ def _in_shell(launch: Launch) -> Iterator[Problem]:
     if outer is None or "--env-file" in passed or launch.mpirun:
         return
     is_closed = launch.is_elsewhere or bool(launch.docker)
-    for word in (
-        *(flag.value for flag in launch.flags.values() if flag.value),
-        *launch.arguments,
-    ):
+    for word in (*(flag.value for flag in launch.flags.values() if flag.value), *launch.arguments):
         for name in _NAME.findall(word.text):
             assigned = outer.variables.get(name, [])
             is_known = name in passed or name in launch.script.variables

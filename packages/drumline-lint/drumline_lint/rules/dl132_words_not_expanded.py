@@ -32,29 +32,19 @@ def check_shell(script: Script) -> Iterator[Finding]:
 def _blanks(script: Script) -> Iterator[Finding]:
     """`PORT = 29500`, `export PORT = 29500`, `CUDA_VISIBLE_DEVICES=0, 1 torchrun ...`."""
     for command in script.commands:
-        words = (
-            command.words[1:] if command.words[0].plain == "export" else command.words
-        )
+        words = command.words[1:] if command.words[0].plain == "export" else command.words
         is_apart = len(words) > 1 and words[1].head.startswith("=")
         is_name = bool(words) and _NAME.fullmatch(words[0].plain or "")
-        if (is_name and is_apart) or (
-            words and _CUT_VALUE.match(script.text, words[0].start)
-        ):
+        if (is_name and is_apart) or (words and _CUT_VALUE.match(script.text, words[0].start)):
             message = "a value ends at a blank, and has none before it: the shell takes the rest for other words"
             fix = "write NAME=value without blanks"
-            severity = (
-                Severity.NOTE
-                if is_apart and not _is_read(script, words[0].head)
-                else None
-            )
+            severity = Severity.NOTE if is_apart and not _is_read(script, words[0].head) else None
             yield RULE.at(script, words[0], message, fix=fix, severity=severity)
 
 
 def _is_read(script: Script, name: str) -> bool:
     """Whether the script uses the variable, CUDA or a launcher does, or the script ends here."""
-    is_known = (
-        name.startswith("CUDA") or name in _SET_IN_PODS or "set -e" in script.text
-    )
+    is_known = name.startswith("CUDA") or name in _SET_IN_PODS or "set -e" in script.text
     return is_known or re.search(rf"\$\{{?{name}\b", script.text) is not None
 
 

@@ -11,9 +11,7 @@ from drumline_lint.reading.rendezvous import most_nodes, nodes_flag
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL137")
-_DETACHES = re.compile(
-    r"\s-f\b|\s-\w*f\w*n\b|nohup|tmux|screen|setsid|docker run .*-d\b|--detach"
-)
+_DETACHES = re.compile(r"\s-f\b|\s-\w*f\w*n\b|nohup|tmux|screen|setsid|docker run .*-d\b|--detach")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:

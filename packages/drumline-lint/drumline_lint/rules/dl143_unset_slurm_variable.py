@@ -23,15 +23,11 @@ _NAME = re.compile(r"(?<!\\)\$\{?(SLURM_\w+)\b(?!:)|\b(SLURM_\w+)\b(?=[^{}]*\)\)
 def check_shell(script: Script) -> Iterator[Finding]:
     options = script.sbatch.by_name.keys()
     unset = {name for name, option in _OPTIONS.items() if option not in options}
-    has_tasks = {"nodes", "ntasks", "gres", "gpus-per-node"} & options and launches(
-        script
-    )
+    has_tasks = {"nodes", "ntasks", "gres", "gpus-per-node"} & options and launches(script)
     for command in script.commands if has_tasks else ():
         for word in command.words if command.words[0].plain != "echo" else ():
             names = {first or second for first, second in _NAME.findall(word.text)}
             for name in sorted(names & unset - script.variables.keys()):
                 unset.remove(name)
                 message = f"${name} is empty: Slurm sets it for --{_OPTIONS[name]} only"
-                yield RULE.at(
-                    script, word, message, fix=f"add #SBATCH --{_OPTIONS[name]}"
-                )
+                yield RULE.at(script, word, message, fix=f"add #SBATCH --{_OPTIONS[name]}")

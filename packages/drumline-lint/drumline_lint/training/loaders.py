@@ -40,31 +40,17 @@ from drumline_lint.program.value import CallResult, Instance
 _PARAMETERS = tuple(
     "dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory drop_last".split()
 )
-_AROUND = {
-    "cycle",
-    "enumerate",
-    "islice",
-    "iter",
-    "next",
-    "track",
-    "tqdm",
-    "trange",
-    "zip",
-}
+_AROUND = {"cycle", "enumerate", "islice", "iter", "next", "track", "tqdm", "trange", "zip"}
 _WRAPPERS = (DDP, *FSDP, "drumline.DDPManager.wrap")
 DEEPEST = 6
 
 
 def given(loader: ast.Call, name: str) -> ast.expr | None:
     """What a DataLoader is given for a parameter."""
-    return argument(
-        loader, _PARAMETERS.index(name) if name in _PARAMETERS else None, name
-    )
+    return argument(loader, _PARAMETERS.index(name) if name in _PARAMETERS else None, name)
 
 
-def loaders(
-    program: Program, iterated: ast.expr | None, depth: int = 0
-) -> list[ast.Call]:
+def loaders(program: Program, iterated: ast.expr | None, depth: int = 0) -> list[ast.Call]:
     """The DataLoader calls that an iterable may come from, through `enumerate`, `tqdm` and their
     like."""
     calls = []
@@ -75,16 +61,10 @@ def loaders(
             calls.append(value.call)
         elif value.name.rpartition(".")[2] in _AROUND:
             arguments = value.call.args
-            calls += [
-                loader
-                for part in arguments
-                for loader in loaders(program, part, depth + 1)
-            ]
+            calls += [loader for part in arguments for loader in loaders(program, part, depth + 1)]
     origins = [] if calls or depth >= DEEPEST else written_values(program, iterated)
     for origin in origins:
-        for passed_on in (
-            _passed_on_in(program, origin) if isinstance(origin, ast.Call) else ()
-        ):
+        for passed_on in _passed_on_in(program, origin) if isinstance(origin, ast.Call) else ():
             calls += loaders(program, passed_on, depth + 1)
     return calls
 
@@ -101,13 +81,9 @@ def _passed_on_in(program: Program, call: ast.Call) -> list[ast.expr]:
     every = []
     for passed_on in passed_on_by(function):
         iterated = program.iterated(passed_on)
-        parameter = (
-            parameters.get(iterated.id) if isinstance(iterated, ast.Name) else None
-        )
+        parameter = parameters.get(iterated.id) if isinstance(iterated, ast.Name) else None
         argument_given = (
-            argument(call, number_of(function, parameter), parameter.arg)
-            if parameter
-            else None
+            argument(call, number_of(function, parameter), parameter.arg) if parameter else None
         )
         every.append(argument_given or passed_on)
     return every
@@ -124,15 +100,11 @@ def passed_on_by(function: FunctionNode) -> list[ast.expr]:
 
 def stream_classes(program: Program, dataset: ast.expr | None) -> list[ast.ClassDef]:
     """The classes of a dataset that can only be iterated over."""
-    classes = [
-        value.of for value in program.values(dataset) if isinstance(value, Instance)
-    ]
+    classes = [value.of for value in program.values(dataset) if isinstance(value, Instance)]
     return [
         owner
         for owner in classes
-        if any(
-            str(base).endswith("IterableDataset") for base in program.ancestry(owner)
-        )
+        if any(str(base).endswith("IterableDataset") for base in program.ancestry(owner))
     ]
 
 
@@ -177,11 +149,7 @@ def is_part(program: Program, iterated: ast.expr) -> bool:
     """Whether a loop or a comprehension over it goes over a rank's own part of the data."""
     origins = written_values(program, program.iterated(iterated))
     preparing = (f"{ACCELERATOR}.prepare", f"{FABRIC}.setup_dataloaders")
-    makers = [
-        program.name_of(origin.func)
-        for origin in origins
-        if isinstance(origin, ast.Call)
-    ]
+    makers = [program.name_of(origin.func) for origin in origins if isinstance(origin, ast.Call)]
     calls = loaders(program, iterated)
     is_divided = bool(calls) and all(is_divided_loader(program, call) for call in calls)
     return is_divided or any(name in preparing for name in makers)
@@ -196,9 +164,7 @@ def is_divided_loader(program: Program, loader: ast.Call) -> bool:
         for subset in written_values(program, given(loader, "dataset"))
         if isinstance(subset, ast.Call) and called_name(subset) == "Subset"
     ]
-    return any(
-        depends_on_rank(program, part) for subset in subsets for part in subset.args[1:]
-    )
+    return any(depends_on_rank(program, part) for subset in subsets for part in subset.args[1:])
 
 
 def is_stripe(program: Program, node: ast.AST) -> bool:
@@ -209,34 +175,18 @@ def is_stripe(program: Program, node: ast.AST) -> bool:
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
         first = node.slice.lower
         step = node.slice.step
-    elif (
-        isinstance(node, ast.Call)
-        and called_name(node) == "range"
-        and len(node.args) == 3
-    ):
+    elif isinstance(node, ast.Call) and called_name(node) == "range" and len(node.args) == 3:
         first = node.args[0]
         step = node.args[2]
-    elif (
-        isinstance(node, ast.Call)
-        and called_name(node) == "islice"
-        and len(node.args) == 4
-    ):
+    elif isinstance(node, ast.Call) and called_name(node) == "islice" and len(node.args) == 4:
         first = node.args[1]
         step = node.args[3]
     elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq):
         remainder = node.left
-        is_remainder = isinstance(remainder, ast.BinOp) and isinstance(
-            remainder.op, ast.Mod
-        )
+        is_remainder = isinstance(remainder, ast.BinOp) and isinstance(remainder.op, ast.Mod)
         first = node.comparators[0]
-        step = (
-            remainder.right
-            if isinstance(remainder, ast.BinOp) and is_remainder
-            else None
-        )
-    return (
-        step is not None and is_rank(program, first) and depends_on_rank(program, step)
-    )
+        step = remainder.right if isinstance(remainder, ast.BinOp) and is_remainder else None
+    return step is not None and is_rank(program, first) and depends_on_rank(program, step)
 
 
 MOST_PIECES = 400
@@ -255,18 +205,12 @@ def pieces(program: Program, whole: ast.expr | None) -> list[ast.expr]:
                 pending += _appended(part)
             for loader in loaders(program, part):
                 dataset = given(loader, "dataset")
-                pending += (
-                    [] if dataset is None or given(loader, "sampler") else [dataset]
-                )
+                pending += [] if dataset is None or given(loader, "sampler") else [dataset]
     return list(every)
 
 
 def _appended(name: ast.Name) -> list[ast.expr]:
-    calls = [
-        call
-        for call in calls_beside(name)
-        if called_name(call) == "append" and call.args
-    ]
+    calls = [call for call in calls_beside(name) if called_name(call) == "append" and call.args]
     return [call.args[0] for call in calls if dotted(call.func) == f"{name.id}.append"]
 
 
@@ -279,6 +223,4 @@ def is_of_part(program: Program, whole: ast.expr | None) -> bool:
         for origin in origins
         for loader in loaders(program, origin)
     )
-    return is_divided and not any(
-        "gather" in name or "reduce" in name for name in names
-    )
+    return is_divided and not any("gather" in name or "reduce" in name for name in names)

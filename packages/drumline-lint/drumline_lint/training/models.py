@@ -9,13 +9,7 @@ from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import (
-    called_name,
-    is_after,
-    owner_of,
-    scope_of,
-    statement_of,
-)
+from drumline_lint.program.tree import called_name, is_after, owner_of, scope_of, statement_of
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
@@ -61,9 +55,7 @@ def is_wrapped_by(program: Program, model: ast.expr, wrapping: ast.Call) -> bool
         and inner.id == model.id
         and is_after(model, wrapping)
         and program.bindings(inner) == program.bindings(model)
-        and all(
-            isinstance(target, ast.Name) and target.id != model.id for target in targets
-        )
+        and all(isinstance(target, ast.Name) and target.id != model.id for target in targets)
     )
 
 

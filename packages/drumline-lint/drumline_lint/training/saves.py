@@ -15,12 +15,7 @@ from drumline_lint.program.names import DISTRIBUTED_SAMPLER
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import (
-    ancestors,
-    called_name,
-    enclosing_function,
-    last_name,
-)
+from drumline_lint.program.tree import ancestors, called_name, enclosing_function, last_name
 from drumline_lint.program.value import CallResult, ConstantValue, Rank
 from drumline_lint.reading.source import Source
 
@@ -37,24 +32,10 @@ _WRITERS = {
     "joblib.dump": (0, "value", 1, "filename"),
 }
 _UNIQUE = ("tempfile.", "uuid.")
-_OF_HOST = (
-    "socket.gethostname",
-    "socket.getfqdn",
-    "platform.node",
-    "os.uname",
-    "os.getpid",
-)
+_OF_HOST = ("socket.gethostname", "socket.getfqdn", "platform.node", "os.uname", "os.getpid")
 _HOST_WORDS = ("hostname", "host_name", "node_name", "nodename")
 _LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/local", "/dev/null")  # noqa: S108
-_LOCAL_WORDS = (
-    "tmp",
-    "temp",
-    "scratch",
-    "node_local",
-    "local_dir",
-    "local_path",
-    "local_folder",
-)
+_LOCAL_WORDS = ("tmp", "temp", "scratch", "node_local", "local_dir", "local_path", "local_folder")
 _IN_MEMORY = ("io.BytesIO", "io.StringIO")
 _PREPARING = tuple(
     "download cache extract fetch http prepare preprocess convert eval infer render demo visual".split()
@@ -86,13 +67,9 @@ def saves(program: Program, source: Source) -> list[Save]:
 
 def _of_writers(program: Program, source: Source) -> Iterator[Save]:
     for call in program.calls(source, *_WRITERS):
-        content_position, name, path_at, path_name = _WRITERS[
-            program.name_of(call.func)
-        ]
+        content_position, name, path_at, path_name = _WRITERS[program.name_of(call.func)]
         save = Save(
-            call,
-            argument(call, content_position, name),
-            argument(call, path_at, path_name),
+            call, argument(call, content_position, name), argument(call, path_at, path_name)
         )
         if not is_in_memory(program, save.path) and not has_unknown_arguments(call):
             yield save
@@ -113,8 +90,7 @@ def _of_pretrained(program: Program, source: Source) -> Iterator[Save]:
             yield Save(
                 call,
                 call.func.value,
-                argument(call, 0, "save_directory")
-                or argument(call, 0, "dataset_path"),
+                argument(call, 0, "save_directory") or argument(call, 0, "dataset_path"),
             )
 
 
@@ -146,12 +122,8 @@ def is_own(program: Program, path: ast.expr | None) -> bool:
 def _is_locked(path: ast.expr | None) -> bool:
     """`with FileLock(path):`"""
     blocks = () if path is None else ancestors(path)
-    items = [
-        item for block in blocks if isinstance(block, ast.With) for item in block.items
-    ]
-    calls = [
-        item.context_expr for item in items if isinstance(item.context_expr, ast.Call)
-    ]
+    items = [item for block in blocks if isinstance(block, ast.With) for item in block.items]
+    calls = [item.context_expr for item in items if isinstance(item.context_expr, ast.Call)]
     return any("lock" in called_name(call).lower() for call in calls)
 
 
@@ -184,14 +156,9 @@ def _is_of_host(program: Program, part: ast.expr) -> bool:
 
 
 def _is_local(program: Program, part: ast.expr) -> bool:
-    constants = [
-        value.value
-        for value in program.values(part)
-        if isinstance(value, ConstantValue)
-    ]
+    constants = [value.value for value in program.values(part) if isinstance(value, ConstantValue)]
     if any(
-        isinstance(constant, str) and constant.startswith(_LOCAL_FOLDERS)
-        for constant in constants
+        isinstance(constant, str) and constant.startswith(_LOCAL_FOLDERS) for constant in constants
     ):
         return True
     return any(word in _word(part) for word in _LOCAL_WORDS)
@@ -199,11 +166,7 @@ def _is_local(program: Program, part: ast.expr) -> bool:
 
 def _word(part: ast.expr) -> str:
     """The name of it, or of the variable of the environment that it is."""
-    if (
-        isinstance(part, ast.Constant)
-        and isinstance(part.value, str)
-        and part.value.isupper()
-    ):
+    if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isupper():
         return part.value.lower()
     return last_name(part).lower()
 

@@ -23,10 +23,7 @@ from drumline_lint.program.tree import (
 )
 from drumline_lint.program.value import CallResult, ConstantValue
 
-SCALERS = (
-    *GRAD_SCALERS,
-    "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler",
-)
+SCALERS = (*GRAD_SCALERS, "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler")
 
 
 @cached_query
@@ -93,9 +90,7 @@ def _is_last(test: ast.expr) -> bool:
 def _is_reset_there(test: ast.expr) -> bool:
     """`if micro == n: ...; micro = 0`, of a counter that another statement increments."""
     block = parent_of(test)
-    if not isinstance(test, ast.Compare) or not isinstance(
-        test.ops[0], (ast.GtE, ast.Eq)
-    ):
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], (ast.GtE, ast.Eq)):
         return False
     counter = dotted(test.left)
     if not counter or not isinstance(block, ast.If):
@@ -105,21 +100,15 @@ def _is_reset_there(test: ast.expr) -> bool:
         for statement in nodes_in(block, ast.Assign)
         if isinstance(statement.value, ast.Constant) and statement.value.value == 0
     ]
-    is_reset = any(
-        counter == dotted(target) for reset in resets for target in reset.targets
-    )
+    is_reset = any(counter == dotted(target) for reset in resets for target in reset.targets)
     added = nodes_in(scope_of(block), ast.AugAssign)
     return is_reset and any(dotted(statement.target) == counter for statement in added)
 
 
 def _counts(program: Program, test: ast.expr, depth: int = 0) -> bool:
-    if any(
-        isinstance(operation.op, ast.Mod) for operation in nodes_in(test, ast.BinOp)
-    ):
+    if any(isinstance(operation.op, ast.Mod) for operation in nodes_in(test, ast.BinOp)):
         return True
-    values = [
-        value for name in nodes_in(test, ast.Name) for value in program.assigned(name)
-    ]
+    values = [value for name in nodes_in(test, ast.Name) for value in program.assigned(name)]
     return depth < 2 and any(
         _is_last(value) or _counts(program, value, depth + 1)
         for value in values
@@ -135,10 +124,7 @@ def optimizer_steps(program: Program, root: ast.AST) -> list[ast.Call]:
         for call in calls_in(root)
         if isinstance(call.func, ast.Attribute)
         and call.func.attr == "step"
-        and (
-            is_optimizer(program, call.func.value)
-            or is_scaler(program, call.func.value)
-        )
+        and (is_optimizer(program, call.func.value) or is_scaler(program, call.func.value))
     ]
 
 
@@ -149,28 +135,18 @@ def is_method(call: ast.Call, *names: str) -> bool:
 
 def is_optimizer(program: Program, expression: ast.expr) -> bool:
     """By what made it; where that is not known, by its name."""
-    made = [
-        value.name
-        for value in program.values(expression)
-        if isinstance(value, CallResult)
-    ]
+    made = [value.name for value in program.values(expression) if isinstance(value, CallResult)]
     if made:
         return any(".optim." in name and "lr_scheduler" not in name for name in made)
     name = last_name(expression).lower()
-    return (
-        ("optim" in name or name == "opt")
-        and "sched" not in name
-        and "wrap" not in name
-    )
+    return ("optim" in name or name == "opt") and "sched" not in name and "wrap" not in name
 
 
 def is_scaler(program: Program, expression: ast.expr) -> bool:
     values = program.values(expression)
     made = [value for value in values if isinstance(value, CallResult)]
     if made:
-        return any(
-            value.name in SCALERS and not _is_off(program, value.call) for value in made
-        )
+        return any(value.name in SCALERS and not _is_off(program, value.call) for value in made)
     return not values and "scaler" in last_name(expression).lower()
 
 
@@ -180,6 +156,4 @@ def _is_off(program: Program, call: ast.Call) -> bool:
 
 
 def wrapped_calls(program: Program, root: ast.AST) -> list[ast.Call]:
-    return [
-        call for call in calls_made_in(program, root) if program.made(call.func, DDP)
-    ]
+    return [call for call in calls_made_in(program, root) if program.made(call.func, DDP)]

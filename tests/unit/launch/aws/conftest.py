@@ -77,11 +77,7 @@ def make_stub(account: Account) -> Iterator[Callable[..., None]]:
     stubbers: dict[str, Any] = {}
 
     def stub(
-        service: str,
-        operation: str,
-        answer: dict[str, Any] | str,
-        times: int = 1,
-        **expected: Any,
+        service: str, operation: str, answer: dict[str, Any] | str, times: int = 1, **expected: Any
     ) -> None:
         if service not in stubbers:
             stubbers[service] = stubber_of(account.client(service))
@@ -116,9 +112,7 @@ def make_cloud(
     forget_all(aws_server)
     template = tmp_path / "cluster.yaml"
     text = stack_template.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
-    template.write_text(
-        text.replace("!GetAtt MountTarget.IpAddress", "!Ref MountTarget")
-    )
+    template.write_text(text.replace("!GetAtt MountTarget.IpAddress", "!Ref MountTarget"))
     monkeypatch.setattr(stack_template, "TEMPLATE", template)
     monkeypatch.setattr(stack, "POLL_S", 0.0)
     stub("pricing", "get_products", {"PriceList": [json.dumps(PRICE)]}, times=MANY)
@@ -132,17 +126,15 @@ def make_cloud(
 def give_gateway(account: Account) -> None:
     """As in an account of AWS, the default VPC has a way to the internet; moto's has none."""
     ec2 = account.client("ec2")
-    vpc = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])[
-        "Vpcs"
-    ][0]["VpcId"]
+    vpc = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"][0][
+        "VpcId"
+    ]
     gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
     ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
-    table = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])[
-        "RouteTables"
-    ][0]["RouteTableId"]
-    ec2.create_route(
-        RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway
-    )
+    table = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"][
+        0
+    ]["RouteTableId"]
+    ec2.create_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
 
 
 def add_programs(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

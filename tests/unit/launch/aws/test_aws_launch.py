@@ -39,11 +39,7 @@ class Cluster:
     launch."""
 
     def __init__(
-        self,
-        account: Account,
-        stub: Stub,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        self, account: Account, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.stub = stub
         self.calls = []
@@ -53,9 +49,7 @@ class Cluster:
         program.write_text(f'#!/bin/sh\necho "$@" >> {self.log}\n')
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        monkeypatch.setattr(
-            cluster_settings, "connect", lambda region, profile: account
-        )
+        monkeypatch.setattr(cluster_settings, "connect", lambda region, profile: account)
         monkeypatch.setattr(aws_command, "POLL_S", 0.0)
         monkeypatch.setattr(aws_command.doctor_command, "run", self.doctor)
         monkeypatch.setattr(aws_command.launch_command, "run", self.launch)
@@ -64,16 +58,10 @@ class Cluster:
         """From the connection on that follows these. A code other than ssh's own is that of the
         node's command."""
         refusal = f'case "$*" in *"-- {address} "*) [ $(grep -c . {self.log}) -le {after} ] || exit {code};; esac'
-        (self.log.parent / "ssh").write_text(
-            f'#!/bin/sh\necho "$@" >> {self.log}\n{refusal}\n'
-        )
+        (self.log.parent / "ssh").write_text(f'#!/bin/sh\necho "$@" >> {self.log}\n{refusal}\n')
 
     def has(self, *instances: dict[str, Any]) -> None:
-        self.stub(
-            "ec2",
-            "describe_instances",
-            {"Reservations": [{"Instances": list(instances)}]},
-        )
+        self.stub("ec2", "describe_instances", {"Reservations": [{"Instances": list(instances)}]})
 
     def wants(self, nodes: int) -> None:
         group = {
@@ -88,11 +76,7 @@ class Cluster:
             "HealthCheckType": "EC2",
             "CreatedTime": 0,
         }
-        self.stub(
-            "autoscaling",
-            "describe_auto_scaling_groups",
-            {"AutoScalingGroups": [group]},
-        )
+        self.stub("autoscaling", "describe_auto_scaling_groups", {"AutoScalingGroups": [group]})
 
     def made(self, **changes: str) -> None:
         set_parameters = {
@@ -106,16 +90,10 @@ class Cluster:
             {"ParameterKey": name, "ParameterValue": value}
             for name, value in set_parameters.items()
         ]
-        stack = {
-            "StackName": "drumline-train",
-            "CreationTime": 0,
-            "StackStatus": "CREATE_COMPLETE",
-        }
+        stack = {"StackName": "drumline-train", "CreationTime": 0, "StackStatus": "CREATE_COMPLETE"}
         stack["Tags"] = [{"Key": TAG, "Value": "train"}]
         self.stub(
-            "cloudformation",
-            "describe_stacks",
-            {"Stacks": [{**stack, "Parameters": parameters}]},
+            "cloudformation", "describe_stacks", {"Stacks": [{**stack, "Parameters": parameters}]}
         )
 
     def doctor(self, argv: Sequence[str]) -> int:
@@ -144,9 +122,7 @@ def after(words: list[str], flag: str) -> str:
 
 def test_doctor_and_then_launch_on_the_private_addresses(cluster: Cluster) -> None:
     cluster.made()
-    cluster.has(
-        instance(2, PublicIpAddress="54.0.0.2"), instance(1, PublicIpAddress="54.0.0.1")
-    )
+    cluster.has(instance(2, PublicIpAddress="54.0.0.2"), instance(1, PublicIpAddress="54.0.0.1"))
     assert (
         aws_command.run(
             [
@@ -156,31 +132,18 @@ def test_doctor_and_then_launch_on_the_private_addresses(cluster: Cluster) -> No
         )
         == 0
     )
-    words = (
-        "drumline",
-        "aws",
-        "{verb}",
-        "{job}",
-        "--name",
-        "train",
-        "--identity",
-        "my key",
-    )
+    words = ("drumline", "aws", "{verb}", "{job}", "--name", "train", "--identity", "my key")
     assert cluster.follow == list(words)
     doctor, launch = cluster.calls
     for words in (doctor, launch):
-        assert after(words, "--hosts") == "10.0.0.1,10.0.0.2", (
-            "the oldest node has rank 0"
-        )
+        assert after(words, "--hosts") == "10.0.0.1,10.0.0.2", "the oldest node has rank 0"
         assert after(words, "--python") == "/opt/drumline/bin/python"
         assert after(words, "--ssh").startswith("ssh -F /")
     assert launch[7:] == [
         *("--sync", "--detach", "--procs=4", "digits", "--train.epochs", "3"),
         *("--run", "/mnt/shared/runs/digits"),
     ]
-    prepared = sorted(
-        line.split(" -- ")[1] for line in cluster.log.read_text().splitlines()
-    )
+    prepared = sorted(line.split(" -- ")[1] for line in cluster.log.read_text().splitlines())
     command = f"env --chdir=/ sudo /opt/drumline/prepare {Path.cwd()}"
     assert prepared == [f"10.0.0.1 {command}", f"10.0.0.2 {command}"], "both at once"
 
@@ -202,9 +165,7 @@ def test_drumline_itself_is_copied_to_every_node_with_its_hash(
     assert received == [build_wheel().content] * 2
 
 
-def test_a_node_that_refuses_the_wheels_ends_the_launch(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_node_that_refuses_the_wheels_ends_the_launch(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "ssh").write_text(
         "#!/bin/sh\ncat > /dev/null\necho 'they do not have the SHA-256 x' >&2\nexit 65\n"
     )
@@ -221,21 +182,11 @@ def test_a_node_that_refuses_the_wheels_ends_the_launch(
 def test_a_script_and_spot_nodes(cluster: Cluster) -> None:
     cluster.made(Market="spot", NodeCount="1")
     cluster.has(instance(1))
-    assert (
-        aws_command.run(
-            ["launch", "--no-doctor", "--no-sync", "train.py", "--run", "x"]
-        )
-        == 0
-    )
+    assert aws_command.run(["launch", "--no-doctor", "--no-sync", "train.py", "--run", "x"]) == 0
     cluster.made(Market="spot", NodeCount="1")
     cluster.has(instance(1))
     cluster.codes = [0]
-    assert (
-        aws_command.run(
-            ["launch", "--no-doctor", "digits", "--run", "/mnt/shared/runs/7"]
-        )
-        == 0
-    )
+    assert aws_command.run(["launch", "--no-doctor", "digits", "--run", "/mnt/shared/runs/7"]) == 0
     script, task = cluster.calls
     assert script[7:] == [
         "--detach",
@@ -301,11 +252,7 @@ def test_a_node_that_does_not_answer_is_reported_to_aws(
         cluster.has(instance(1), instance(2))
     cluster.codes = [TrainingError("the connection to 10.0.0.2 was lost"), 0]
     cluster.is_lost("10.0.0.2", after=2)
-    lost = {
-        "InstanceId": "i-2",
-        "HealthStatus": "Unhealthy",
-        "ShouldRespectGracePeriod": False,
-    }
+    lost = {"InstanceId": "i-2", "HealthStatus": "Unhealthy", "ShouldRespectGracePeriod": False}
     cluster.stub("autoscaling", "set_instance_health", {}, **lost)
     cluster.has(instance(1))
     cluster.has(instance(1), instance(3))
@@ -316,10 +263,7 @@ def test_a_node_that_does_not_answer_is_reported_to_aws(
     ]
     shown = capsys.readouterr().err
     assert "10.0.0.2 (i-2) does not answer: asking AWS to replace it\n" in shown
-    assert (
-        "AWS took back 10.0.0.2; waiting for its replacement, then the run resumes\n"
-        in shown
-    )
+    assert "AWS took back 10.0.0.2; waiting for its replacement, then the run resumes\n" in shown
 
 
 def test_a_node_that_answers_with_an_error_is_not_replaced(cluster: Cluster) -> None:
@@ -371,24 +315,17 @@ def test_a_spot_notice_waits_for_the_node_to_go(
         "10.0.0.1,10.0.0.2",
         "10.0.0.2,10.0.0.4",
     ]
-    assert (
-        "waiting for AWS to take the node back, at most 3 minutes\n"
-        in capsys.readouterr().err
-    )
+    assert "waiting for AWS to take the node back, at most 3 minutes\n" in capsys.readouterr().err
 
 
-def test_what_launch_cannot_use(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_launch_cannot_use(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError,
         match=r"- --hosts: the cluster's nodes are the hosts\n.*- no TASK or SCRIPT.py was given",
     ):
         aws_command.run(["launch", "--hosts", "a,b"])
     cluster.stub("cloudformation", "describe_stacks", "ValidationError")
-    with pytest.raises(
-        UsageError, match="the cluster train does not exist in us-east-1"
-    ):
+    with pytest.raises(UsageError, match="the cluster train does not exist in us-east-1"):
         aws_command.run(["launch", "digits"])
     monkeypatch.setattr(aws_command, "READY_S", 0.0)
     cluster.made()
@@ -412,8 +349,7 @@ def test_what_doctor_finds_stops_the_launch(
     cluster.has(instance(1), instance(2))
     monkeypatch.setattr(aws_command.doctor_command, "run", lambda argv: 3)
     with pytest.raises(
-        PreflightError,
-        match=r"doctor found something to fix on the nodes \(exit code 3\)",
+        PreflightError, match=r"doctor found something to fix on the nodes \(exit code 3\)"
     ):
         aws_command.run(["launch", "digits"])
     assert cluster.calls == []
@@ -434,14 +370,11 @@ def test_the_ssh_config_names_nodes_by_their_private_addresses(
     for by_ssm, line in modules.items():
         file.write_text(ssh_config(account, [node], by_ssm=by_ssm, profile="work"))
         done = subprocess.run(
-            ["ssh", "-G", "-F", str(file), "10.0.0.1"],
-            capture_output=True,
-            text=True,
-            check=True,
+            ["ssh", "-G", "-F", str(file), "10.0.0.1"], capture_output=True, text=True, check=True
         )
-        assert any(
-            printed_line.startswith(line) for printed_line in done.stdout.splitlines()
-        ), done.stdout
+        assert any(printed_line.startswith(line) for printed_line in done.stdout.splitlines()), (
+            done.stdout
+        )
         assert {"user ubuntu", "hostkeyalias i-1"} <= set(done.stdout.splitlines())
 
 
@@ -454,10 +387,7 @@ def test_the_ssh_config_names_nodes_by_their_private_addresses(
     ],
 )
 def test_jobs_are_followed_on_the_nodes(
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    arguments: list[str],
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, words: list[str], arguments: list[str]
 ) -> None:
     cluster.made()
     cluster.has(instance(1), instance(2))

@@ -113,13 +113,7 @@ def test_a_skypilot_task_on_spot_instances_of_aws(printed: Any) -> None:
         "1",
     ]
     text = printed(
-        "--print=skypilot",
-        *words,
-        "--idle-minutes",
-        "0",
-        "train.py",
-        "--note",
-        "a 'b'\n  c é",
+        "--print=skypilot", *words, "--idle-minutes", "0", "train.py", "--note", "a 'b'\n  c é"
     )
     task = valid_for_skypilot(text)
     assert task["resources"] == {
@@ -134,22 +128,10 @@ def test_a_skypilot_task_on_spot_instances_of_aws(printed: Any) -> None:
     assert task["run"].endswith(" -- train.py --note 'a '\"'\"'b'\"'\"'\n  c é'\n")
 
 
-def test_each_node_of_a_skypilot_task_is_a_node_of_the_job(
-    printed: Any, tmp_path: Path
-) -> None:
+def test_each_node_of_a_skypilot_task_is_a_node_of_the_job(printed: Any, tmp_path: Path) -> None:
     """The script runs in bash as SkyPilot runs it; a stand-in for drumline shows its arguments."""
     run = yaml.safe_load(
-        printed(
-            "--print",
-            "skypilot",
-            "--type",
-            "x",
-            "--grace",
-            "9",
-            "train.py",
-            "a b",
-            "$HOME",
-        )
+        printed("--print", "skypilot", "--type", "x", "--grace", "9", "train.py", "a b", "$HOME")
     )["run"]
     program = tmp_path / "drumline"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -164,16 +146,7 @@ def test_each_node_of_a_skypilot_task_is_a_node_of_the_job(
         ["bash", "-c", run], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == [
-        *(
-            "launch",
-            "--nodes",
-            "2",
-            "--node-rank",
-            "1",
-            "--master",
-            "10.0.0.1",
-            "--grace=9.0",
-        ),
+        *("launch", "--nodes", "2", "--node-rank", "1", "--master", "10.0.0.1", "--grace=9.0"),
         *("--", "train.py", "a b", "$HOME"),
     ]
 
@@ -186,15 +159,7 @@ def test_a_parallelcluster_file_is_valid(printed: Any, tmp_path: Path) -> None:
     )
     plain = printed(*CLUSTER, "--gpus", "4", "digits")
     large_text = printed(
-        *CLUSTER,
-        "--config",
-        "run.toml",
-        "--efa",
-        "--key",
-        "k",
-        "--ami",
-        "ami-12345678",
-        "train.py",
+        *CLUSTER, "--config", "run.toml", "--efa", "--key", "k", "--ami", "ami-12345678", "train.py"
     )
     documents = [yaml.safe_load(text) for text in (plain, large_text, large_text)]
     documents[2]["Scheduling"]["SlurmQueues"][0]["CapacityTyp"] = "SPOT"
@@ -206,12 +171,7 @@ def test_a_parallelcluster_file_is_valid(printed: Any, tmp_path: Path) -> None:
     written = json.dumps(documents)
     command = [sys.executable, "-c", LOAD]
     done = subprocess.run(
-        command,
-        input=written,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
+        command, input=written, env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == [
         *(
@@ -233,9 +193,7 @@ def test_a_parallelcluster_file_is_valid(printed: Any, tmp_path: Path) -> None:
     assert queue["ComputeResources"][0]["MaxCount"] == 4
     assert queue["ComputeResources"][0]["Efa"] == {"Enabled": True}
     assert queue["ComputeResources"][0]["SpotPrice"] == 3.0
-    assert documents[1]["SharedStorage"][0]["EfsSettings"] == {
-        "FileSystemId": "fs-12345678"
-    }
+    assert documents[1]["SharedStorage"][0]["EfsSettings"] == {"FileSystemId": "fs-12345678"}
 
 
 def test_what_is_in_this_folder_can_be_installed(printed: Any, tmp_path: Path) -> None:
@@ -245,15 +203,11 @@ def test_what_is_in_this_folder_can_be_installed(printed: Any, tmp_path: Path) -
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "my_project"\n')
     requirements = "dist/drumline-0.1.0-py3-none-any.whl .[train] torch==2.13.0"
     task = valid_for_skypilot(
-        printed(
-            "--print", "skypilot", "--type", "x", "--install", requirements, "digits"
-        )
+        printed("--print", "skypilot", "--type", "x", "--install", requirements, "digits")
     )
     installs = "dist/drumline-0.1.0-py3-none-any.whl '.[train]' torch==2.13.0\n"
     assert task["setup"] == f"pip install --quiet {installs}"
-    assert f"bin/pip install {installs}" in printed(
-        *CLUSTER, "--install", requirements, "digits"
-    )
+    assert f"bin/pip install {installs}" in printed(*CLUSTER, "--install", requirements, "digits")
 
 
 def test_an_argument_cannot_leave_the_comment(printed: Any) -> None:
@@ -281,15 +235,10 @@ def test_a_file_is_written(
             ["--print=skypilo", "digits"],
             ["--print: 'skypilo' is not skypilot | parallelcluster"],
         ),
-        (
-            ["--print", "skypilot", "digits"],
-            ["--print skypilot needs --accelerators or --type"],
-        ),
+        (["--print", "skypilot", "digits"], ["--print skypilot needs --accelerators or --type"]),
         (
             ["--print", "skypilot", "--hosts", "a,b", "--type", "x", "digits"],
-            [
-                "--hosts and --print skypilot exclude each other: each says where the job runs"
-            ],
+            ["--hosts and --print skypilot exclude each other: each says where the job runs"],
         ),
         (
             [
@@ -331,10 +280,7 @@ def test_a_file_is_written(
             [*CLUSTER, "--slurm", "digits"],
             ["--slurm and --print parallelcluster exclude each other"],
         ),
-        (
-            [*CLUSTER, "--nnodes", "3:4", "digits"],
-            ["--nnodes is 3:4, but there are 2 in --nodes"],
-        ),
+        ([*CLUSTER, "--nnodes", "3:4", "digits"], ["--nnodes is 3:4, but there are 2 in --nodes"]),
         (
             [
                 "--print",
@@ -352,12 +298,7 @@ def test_a_file_is_written(
         ),
         *(
             (
-                [
-                    *where,
-                    "digits",
-                    "--checkpoint.mirror",
-                    "s3://me:hunter2@bucket/runs",
-                ],
+                [*where, "digits", "--checkpoint.mirror", "s3://me:hunter2@bucket/runs"],
                 ["checkpoint.mirror takes no user"],
             )
             for where in (
@@ -367,10 +308,7 @@ def test_a_file_is_written(
                 ["--print"],
             )
         ),
-        (
-            ["--type", "x", "digits"],
-            ["--type: needs --print skypilot or --print parallelcluster"],
-        ),
+        (["--type", "x", "digits"], ["--type: needs --print skypilot or --print parallelcluster"]),
     ],
 )
 def test_what_is_wrong_with_a_cloud_file(
@@ -404,13 +342,8 @@ def test_parallelcluster_turns_efa_on_for_a_type_that_has_it(printed: Any) -> No
     def efa(*flags: str) -> tuple[Any, bool]:
         text = printed("--print", "parallelcluster", *CLUSTER[4:], *flags, "digits")
         document = yaml.safe_load(text)
-        is_noted = (
-            "# EFA is off: if the type has it, write the file again with --efa.\n"
-            in text
-        )
-        return document["Scheduling"]["SlurmQueues"][0]["ComputeResources"][0].get(
-            "Efa"
-        ), is_noted
+        is_noted = "# EFA is off: if the type has it, write the file again with --efa.\n" in text
+        return document["Scheduling"]["SlurmQueues"][0]["ComputeResources"][0].get("Efa"), is_noted
 
     assert efa("--type", "p5.48xlarge") == ({"Enabled": True}, False)
     assert efa("--type", "p5.48xlarge", "--no-efa") == (None, True)
@@ -428,10 +361,7 @@ def test_the_accelerated_types_with_efa_are_those_of_aws() -> None:
     """moto has AWS's own description of every type."""
     moto = pytest.importorskip("moto.ec2", reason=WHY)
     text = gzip.decompress(
-        Path(moto.__file__)
-        .with_name("resources")
-        .joinpath("instance_types.json.gz")
-        .read_bytes()
+        Path(moto.__file__).with_name("resources").joinpath("instance_types.json.gz").read_bytes()
     )
     accelerated = {
         name: kind
@@ -441,7 +371,6 @@ def test_the_accelerated_types_with_efa_are_those_of_aws() -> None:
     wrong = [
         name
         for name, kind in accelerated.items()
-        if bool(EFA_TYPES.fullmatch(name))
-        != kind["NetworkInfo"].get("EfaSupported", False)
+        if bool(EFA_TYPES.fullmatch(name)) != kind["NetworkInfo"].get("EfaSupported", False)
     ]
     assert (wrong, len(accelerated) > 50) == ([], True)

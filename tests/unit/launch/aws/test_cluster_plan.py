@@ -36,11 +36,7 @@ G6 = Hardware(
     num_efas=1,
     num_cards=1,
 )
-SUBNET = {
-    "VpcId": "vpc-1",
-    "AvailabilityZone": "us-east-1a",
-    "MapPublicIpOnLaunch": True,
-}
+SUBNET = {"VpcId": "vpc-1", "AvailabilityZone": "us-east-1a", "MapPublicIpOnLaunch": True}
 NETWORK = {
     "Vpc",
     "Gateway",
@@ -87,10 +83,9 @@ def settled(value: Any, parameters: dict[str, str], conditions: dict[str, Any]) 
         return settled(conditions[inner], parameters, conditions)
     if not further_items and name in ("Fn::Equals", "Fn::Not", "Fn::And"):
         parts = settled(inner, parameters, conditions)
-        return {
-            "Fn::Equals": lambda: parts[0] == parts[1],
-            "Fn::Not": lambda: not parts[0],
-        }.get(name, lambda: all(parts))()
+        return {"Fn::Equals": lambda: parts[0] == parts[1], "Fn::Not": lambda: not parts[0]}.get(
+            name, lambda: all(parts)
+        )()
     if not further_items and name == "Fn::If":
         return settled(
             inner[1 if settled(conditions[inner[0]], parameters, conditions) else 2],
@@ -98,14 +93,9 @@ def settled(value: Any, parameters: dict[str, str], conditions: dict[str, Any]) 
             conditions,
         )
     resolved_items = {
-        key: settled(item_value, parameters, conditions)
-        for key, item_value in value.items()
+        key: settled(item_value, parameters, conditions) for key, item_value in value.items()
     }
-    return {
-        key: item_value
-        for key, item_value in resolved_items.items()
-        if item_value is not None
-    }
+    return {key: item_value for key, item_value in resolved_items.items() if item_value is not None}
 
 
 def resources(parameters: dict[str, str]) -> dict[str, Any]:
@@ -143,10 +133,7 @@ def test_what_is_not_asked_for_is_not_made(made: Callable[..., dict[str, Any]]) 
     assert not {"KeyName", "InstanceMarketOptions"} & launched.keys()
     assert "PlacementGroup" not in cluster["Nodes"], "it is forced on nobody"
     (interface,) = launched["NetworkInterfaces"]
-    assert (interface["InterfaceType"], interface["AssociatePublicIpAddress"]) == (
-        "efa",
-        True,
-    )
+    assert (interface["InterfaceType"], interface["AssociatePublicIpAddress"]) == ("efa", True)
 
 
 @pytest.mark.parametrize(
@@ -160,40 +147,25 @@ def test_what_is_not_asked_for_is_not_made(made: Callable[..., dict[str, Any]]) 
     ],
 )
 def test_what_is_asked_for_is_made(
-    made: Callable[..., dict[str, Any]],
-    changes: dict[str, Any],
-    added: set[str],
-    removed: set[str],
+    made: Callable[..., dict[str, Any]], changes: dict[str, Any], added: set[str], removed: set[str]
 ) -> None:
     cluster = made(**changes)
     assert cluster.keys() == (NETWORK | ALWAYS | added) - removed
     assert ("PlacementGroup" in cluster["Nodes"]) == ("placement_group" in changes)
-    assert cluster["Nodes"]["VPCZoneIdentifier"] == [
-        changes.get("subnet", {"Ref": "Subnet"})
-    ]
+    assert cluster["Nodes"]["VPCZoneIdentifier"] == [changes.get("subnet", {"Ref": "Subnet"})]
 
 
 def test_spot_instances_with_a_ceiling(made: Callable[..., dict[str, Any]]) -> None:
     market = made(spot=True, max_price=3.5)["LaunchTemplate"]["LaunchTemplateData"][
         "InstanceMarketOptions"
     ]
-    limits = {
-        "SpotInstanceType": "one-time",
-        "InstanceInterruptionBehavior": "terminate",
-    }
-    assert market == {
-        "MarketType": "spot",
-        "SpotOptions": {**limits, "MaxPrice": "3.5"},
-    }
-    market = made(spot=True)["LaunchTemplate"]["LaunchTemplateData"][
-        "InstanceMarketOptions"
-    ]
+    limits = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+    assert market == {"MarketType": "spot", "SpotOptions": {**limits, "MaxPrice": "3.5"}}
+    market = made(spot=True)["LaunchTemplate"]["LaunchTemplateData"]["InstanceMarketOptions"]
     assert market["SpotOptions"] == limits
 
 
-@pytest.mark.parametrize(
-    ("efa", "num_efas", "num_cards"), [(None, 4, 4), (False, 0, 1)]
-)
+@pytest.mark.parametrize(("efa", "num_efas", "num_cards"), [(None, 4, 4), (False, 0, 1)])
 def test_without_efa_one_network_card_is_used(
     account: Account, stub: Stub, efa: bool | None, num_efas: int, num_cards: int
 ) -> None:
@@ -241,18 +213,13 @@ def test_a_volume_that_is_mounted_in_the_zone_gets_a_rule_and_nothing_else() -> 
         "MountTargetAddress": "10.0.0.9",
     }
     empty_parameters = dict.fromkeys(load(TEMPLATE.read_text())["Parameters"], "")
-    cluster = resources(
-        {**empty_parameters, **set_parameters, "MountTargetGroup": "sg-9"}
-    )
+    cluster = resources({**empty_parameters, **set_parameters, "MountTargetGroup": "sg-9"})
     assert cluster.keys() == ALWAYS - {"Volume", "MountTarget"} | {
         "OldVolumeIngress",
         "OldVolumeEgress",
     }
     assert cluster["OldVolumeIngress"]["GroupId"] == "sg-9"
-    assert (
-        cluster["OldVolumeIngress"]["FromPort"],
-        cluster["OldVolumeIngress"]["ToPort"],
-    ) == (
+    assert (cluster["OldVolumeIngress"]["FromPort"], cluster["OldVolumeIngress"]["ToPort"]) == (
         2049,
         2049,
     )
@@ -282,14 +249,8 @@ def test_everything_is_tagged_and_a_failed_stack_deletes_itself(
     )
     request = _request(plan)
     tags = {tag["Key"]: tag["Value"] for tag in request["Tags"]}
-    prices = {
-        "drumline:nodes-usd-per-hour": "4.500000",
-        "drumline:stack-usd-per-hour": "0.000000",
-    }
-    assert (tags, request["OnFailure"]) == (
-        {"drumline:cluster": "t", **prices},
-        "DELETE",
-    )
+    prices = {"drumline:nodes-usd-per-hour": "4.500000", "drumline:stack-usd-per-hour": "0.000000"}
+    assert (tags, request["OnFailure"]) == ({"drumline:cluster": "t", **prices}, "DELETE")
     cluster = made(name="t")
     tag = {"Key": "drumline:cluster", "Value": "t"}
     owner = {"Key": "drumline:owner", "Value": {"Ref": "Owner"}}
@@ -312,9 +273,7 @@ def test_instances_without_gpus_get_ubuntu(account: Account, stub: Stub) -> None
     assert find_image(account, None, hardware)["ImageId"] == "ami-1"
 
 
-def test_ssh_from_me_is_the_address_that_aws_sees(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ssh_from_me_is_the_address_that_aws_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     class Address(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -334,12 +293,8 @@ def test_ssh_from_me_is_the_address_that_aws_sees(
         thread.join()
 
 
-def test_status_lists_every_cluster_and_what_it_has_cost(
-    account: Account, stub: Stub
-) -> None:
-    def stack(
-        name: str, hours: float, price: str, tag: str = "drumline:cluster"
-    ) -> dict[str, Any]:
+def test_status_lists_every_cluster_and_what_it_has_cost(account: Account, stub: Stub) -> None:
+    def stack(name: str, hours: float, price: str, tag: str = "drumline:cluster") -> dict[str, Any]:
         parameters = {
             "NodeCount": "2",
             "InstanceType": "g6.12xlarge",
@@ -347,29 +302,18 @@ def test_status_lists_every_cluster_and_what_it_has_cost(
             "Zone": "us-east-1a",
         }
         parameters["EndsAt"] = "2099-01-01T00:00:00Z"
-        costs = {
-            "drumline:nodes-usd-per-hour": price,
-            "drumline:stack-usd-per-hour": "0",
-        }
+        costs = {"drumline:nodes-usd-per-hour": price, "drumline:stack-usd-per-hour": "0"}
         return {
             "StackName": f"drumline-{name}",
             "StackStatus": "CREATE_COMPLETE",
             "CreationTime": datetime.now(UTC) - timedelta(hours=hours),
             "Parameters": [
-                {"ParameterKey": key, "ParameterValue": value}
-                for key, value in parameters.items()
+                {"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()
             ],
-            "Tags": [
-                {"Key": key, "Value": value}
-                for key, value in {tag: name, **costs}.items()
-            ],
+            "Tags": [{"Key": key, "Value": value} for key, value in {tag: name, **costs}.items()],
         }
 
-    stacks = [
-        stack("new", 1, "1"),
-        stack("other", 1, "9", tag="theirs"),
-        stack("old", 100, "4"),
-    ]
+    stacks = [stack("new", 1, "1"), stack("other", 1, "9", tag="theirs"), stack("old", 100, "4")]
     stub("cloudformation", "describe_stacks", {"Stacks": stacks})
     for _ in range(2):
         stub("ec2", "describe_instances", {"Reservations": []})
@@ -390,7 +334,6 @@ def test_status_lists_every_cluster_and_what_it_has_cost(
 def test_boto3_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(
-        MissingExtraError,
-        match=r"drumline aws needs a package[\s\S]*pip install 'boto3>=1.35'",
+        MissingExtraError, match=r"drumline aws needs a package[\s\S]*pip install 'boto3>=1.35'"
     ):
         connect("us-east-1", None)

@@ -43,11 +43,7 @@ Stub = Callable[..., None]
 
 def image(account: Account) -> str:
     answer = account.call(
-        "ec2",
-        "register_image",
-        Name="mine",
-        Architecture="x86_64",
-        RootDeviceName="/dev/sda1",
+        "ec2", "register_image", Name="mine", Architecture="x86_64", RootDeviceName="/dev/sda1"
     )
     return str(answer["ImageId"])
 
@@ -56,11 +52,7 @@ def subnet(account: Account) -> str:
     """Of the default VPC: moto cannot delete the route table of a new one."""
     zone = zones_that_offer(account, "g4dn.xlarge", None)[0]
     subnets = account.all("ec2", "describe_subnets", "Subnets")
-    return next(
-        str(subnet["SubnetId"])
-        for subnet in subnets
-        if subnet["AvailabilityZone"] == zone
-    )
+    return next(str(subnet["SubnetId"]) for subnet in subnets if subnet["AvailabilityZone"] == zone)
 
 
 def settings(account: Account, **changes: Any) -> ClusterSettings:
@@ -89,29 +81,22 @@ def inventory(account: Account) -> Iterator[str]:
         for volume in account.all("efs", "describe_file_systems", "FileSystems")
     )
     yield from (
-        vpc["VpcId"]
-        for vpc in account.all("ec2", "describe_vpcs", "Vpcs")
-        if not vpc["IsDefault"]
+        vpc["VpcId"] for vpc in account.all("ec2", "describe_vpcs", "Vpcs") if not vpc["IsDefault"]
     )
     groups = account.all("ec2", "describe_security_groups", "SecurityGroups")
     yield from (group["GroupId"] for group in groups if group["GroupName"] != "default")
     yield from (role["RoleName"] for role in account.all("iam", "list_roles", "Roles"))
     templates = account.all("ec2", "describe_launch_templates", "LaunchTemplates")
     yield from (template["LaunchTemplateId"] for template in templates)
-    scaling_groups = account.all(
-        "autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups"
-    )
-    yield from (
-        scaling_group["AutoScalingGroupName"] for scaling_group in scaling_groups
-    )
+    scaling_groups = account.all("autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups")
+    yield from (scaling_group["AutoScalingGroupName"] for scaling_group in scaling_groups)
     yield from (
         address["AllocationId"]
         for address in account.call("ec2", "describe_addresses")["Addresses"]
     )
     yield from (gateway["NatGatewayId"] for gateway in gateways(account))
     yield from (
-        stack["StackName"]
-        for stack in account.all("cloudformation", "describe_stacks", "Stacks")
+        stack["StackName"] for stack in account.all("cloudformation", "describe_stacks", "Stacks")
     )
 
 
@@ -146,9 +131,7 @@ class Shell:
         self._capsys.readouterr()
         made = self._made if verb in ("plan", "up") else []
         assert (
-            aws_command.run(
-                [verb, "--region", self.account.region, "--name", "t", *made, *flags]
-            )
+            aws_command.run([verb, "--region", self.account.region, "--name", "t", *made, *flags])
             == 0
         )
         out, err = self._capsys.readouterr()
@@ -182,9 +165,7 @@ def test_a_cluster_from_nothing_to_nothing(
     assert len(nodes) == 2
     first = find_stack(cloud, "drumline-t")
     assert first is not None
-    template = cloud.call("cloudformation", "get_template", StackName="drumline-t")[
-        "TemplateBody"
-    ]
+    template = cloud.call("cloudformation", "get_template", StackName="drumline-t")["TemplateBody"]
     assert SECRET not in f"{first} {template}", "nodes have a role, and no keys"
     volume = next(
         described["FileSystemId"]
@@ -202,23 +183,15 @@ def test_a_cluster_from_nothing_to_nothing(
     made = set(inventory(cloud))
     drumline("up", "--tag", "note=")
     assert set(inventory(cloud)) == made, "a second up made something"
-    with pytest.raises(
-        UsageError, match="exists with other settings:\n  - NodeCount: 2 -> 3"
-    ):
+    with pytest.raises(UsageError, match="exists with other settings:\n  - NodeCount: 2 -> 3"):
         drumline("up", "--nodes", "3")
-    with pytest.raises(
-        UsageError, match="with other settings:\n  - tag team: vision -> audio"
-    ):
+    with pytest.raises(UsageError, match="with other settings:\n  - tag team: vision -> audio"):
         drumline("up", "--tag", "team=audio")
 
     line, _, *addresses, count = drumline("status")
-    assert line.startswith(
-        "t: CREATE_COMPLETE, 2 of 2 x g4dn.xlarge (on-demand) run in us-east-1"
-    )
+    assert line.startswith("t: CREATE_COMPLETE, 2 of 2 x g4dn.xlarge (on-demand) run in us-east-1")
     assert "so far at most $0.0" in line
-    assert [address.split()[0] for address in addresses] == [
-        node.address for node in nodes
-    ]
+    assert [address.split()[0] for address in addresses] == [node.address for node in nodes]
     assert count == "1 cluster in us-east-1"
 
     kept_line = f"kept the volume {volume}"
@@ -235,9 +208,7 @@ def test_a_cluster_from_nothing_to_nothing(
         True,
     )
     drumline("down")
-    assert set(inventory(cloud)) == {volume}, (
-        "down deleted a volume that was there before"
-    )
+    assert set(inventory(cloud)) == {volume}, "down deleted a volume that was there before"
     assert "nothing else of t is on the bill" in drumline("down", "--delete-data")[-1]
     assert list(inventory(cloud)) == []
 
@@ -286,9 +257,7 @@ def test_up_killed_at_every_call_leaves_nothing_after_down(
 
 def test_a_stack_that_fails_half_way_leaves_nothing_after_down(cloud: Account) -> None:
     plan = make_plan(cloud, settings(cloud))
-    wrong = dataclasses.replace(
-        plan, parameters={**plan.parameters, "SubnetId": "subnet-00000000"}
-    )
+    wrong = dataclasses.replace(plan, parameters={**plan.parameters, "SubnetId": "subnet-00000000"})
     with contextlib.suppress(Exception):  # moto's answer is not one of AWS
         bring_up(cloud, wrong, quiet)
     assert find_stack(cloud, "drumline-t") is not None
@@ -384,10 +353,7 @@ def test_no_capacity_ends_the_creation_and_leaves_nothing(
         ("There is no Spot capacity available that matches your request.", True),
         ("We currently do not have sufficient p5.48xlarge capacity in zones", True),
         ("InsufficientInstanceCapacity - ...", True),
-        (
-            "You have requested more vCPU capacity than your current vCPU limit of 0 allows",
-            False,
-        ),
+        ("You have requested more vCPU capacity than your current vCPU limit of 0 allows", False),
         ("Your Spot request price of 0.1 is lower than the minimum required", False),
     ],
 )
@@ -405,9 +371,7 @@ def test_the_next_zone_is_tried_when_one_has_no_capacity(
     def bring_up_in_last(account: Account, plan: ClusterPlan, progress: object) -> None:
         tried.append(plan.parameters["Zone"])
         if len(tried) <= full:
-            raise NoCapacityError(
-                "no capacity; all that was made is removed again", next_step="x"
-            )
+            raise NoCapacityError("no capacity; all that was made is removed again", next_step="x")
 
     monkeypatch.setattr(aws_command, "bring_up", bring_up_in_last)
     anywhere = settings(cloud, subnet=None)
@@ -415,14 +379,8 @@ def test_the_next_zone_is_tried_when_one_has_no_capacity(
     aws_command._up(cloud, anywhere)
     out, err = capsys.readouterr()
     assert tried == zones[:3]
-    assert (
-        f"else in {zones[2]}, if there is no capacity before: $2.00 for an instance"
-        in out
-    )
-    assert (
-        f"no capacity; all that was made is removed again\n  next zone: {zones[1]}"
-        in err
-    )
+    assert f"else in {zones[2]}, if there is no capacity before: $2.00 for an instance" in out
+    assert f"no capacity; all that was made is removed again\n  next zone: {zones[1]}" in err
 
     tried.clear()
     with pytest.raises(NoCapacityError):
@@ -438,9 +396,7 @@ def test_the_next_zone_is_tried_when_one_has_no_capacity(
 def stub_failed_nodes(stub: Stub, *nodes: str) -> None:
     """Of a stack from time 5, in whose account an older cluster of this name had one too."""
     launched = {"older": 3}
-    instances = [
-        {"InstanceId": node, "LaunchTime": launched.get(node, 7)} for node in nodes
-    ]
+    instances = [{"InstanceId": node, "LaunchTime": launched.get(node, 7)} for node in nodes]
     filters = [
         {"Name": "tag:drumline:cluster", "Values": ["t"]},
         {"Name": "state-reason-code", "Values": ["Client.InstanceInitiatedShutdown"]},
@@ -465,7 +421,9 @@ def make_creating(
     return creating
 
 
-CONSOLE = "[  1.0] Linux\ndrumline: i-1: pip cannot install torch==9\r\n[ 99.0] reboot: Power down\n"
+CONSOLE = (
+    "[  1.0] Linux\ndrumline: i-1: pip cannot install torch==9\r\n[ 99.0] reboot: Power down\n"
+)
 
 
 def test_a_node_that_fails_alone_is_replaced_and_the_stack_stays(
@@ -515,9 +473,7 @@ def test_as_many_failed_nodes_as_the_cluster_has_end_the_creation(
     creating("CREATE_IN_PROGRESS")
     stub_failed_nodes(stub, "i-0", "i-1")
     for _ in range(3):
-        answer = (
-            "UnauthorizedOperation" if output is None else {"Output": base64_of(output)}
-        )
+        answer = "UnauthorizedOperation" if output is None else {"Output": base64_of(output)}
         stub("ec2", "get_console_output", answer)
     stub("cloudformation", "describe_stacks", "ValidationError")
     with pytest.raises(AwsError) as error:
@@ -550,18 +506,10 @@ def test_a_failed_resource_is_named_after_the_rollback(
 
     def event(resource: str, status: str, reason: str | None = None) -> dict[str, Any]:
         kind = f"AWS::EC2::{resource}"
-        event = {
-            "LogicalResourceId": resource,
-            "ResourceType": kind,
-            "ResourceStatus": status,
-        }
-        return {
-            "StackId": "s",
-            "EventId": "e",
-            "StackName": "n",
-            "Timestamp": 0,
-            **event,
-        } | ({"ResourceStatusReason": reason} if reason else {})
+        event = {"LogicalResourceId": resource, "ResourceType": kind, "ResourceStatus": status}
+        return {"StackId": "s", "EventId": "e", "StackName": "n", "Timestamp": 0, **event} | (
+            {"ResourceStatusReason": reason} if reason else {}
+        )
 
     stack = {"StackName": "drumline-t", "CreationTime": 0}
     stub("cloudformation", "describe_stacks", "ValidationError")
@@ -592,29 +540,14 @@ def test_a_failed_resource_is_named_after_the_rollback(
         event("Vpc", "CREATE_IN_PROGRESS"),
     ]
     rolling_back = {**stack, "StackStatus": "DELETE_IN_PROGRESS"}
-    stub(
-        "cloudformation",
-        "describe_stacks",
-        {"Stacks": [rolling_back]},
-        StackName="arn:1",
-    )
-    stub(
-        "cloudformation",
-        "describe_stack_events",
-        {"StackEvents": events},
-        StackName="arn:1",
-    )
+    stub("cloudformation", "describe_stacks", {"Stacks": [rolling_back]}, StackName="arn:1")
+    stub("cloudformation", "describe_stack_events", {"StackEvents": events}, StackName="arn:1")
     ours = {"StackId": "arn:1", "Tags": [{"Key": "drumline:cluster", "Value": "t"}]}
     for name in ("drumline-t", "arn:1"):
         answer = {"Stacks": [{**rolling_back, **ours}]}
         stub("cloudformation", "describe_stacks", answer, StackName=name)
     stub("cloudformation", "delete_stack", {}, StackName="arn:1")
-    stub(
-        "cloudformation",
-        "describe_stacks",
-        {"Stacks": [rolling_back]},
-        StackName="arn:1",
-    )
+    stub("cloudformation", "describe_stacks", {"Stacks": [rolling_back]}, StackName="arn:1")
     deleting = {"StackEvents": [event("Group", "DELETE_IN_PROGRESS")]}
     stub("cloudformation", "describe_stack_events", deleting, StackName="arn:1")
     stub(
@@ -708,10 +641,7 @@ def test_many_network_cards_get_a_nat_gateway_and_no_public_address(
 ) -> None:
     add_programs(tmp_path / "bin", monkeypatch, "aws", "session-manager-plugin")
     plan = make_plan(
-        cloud,
-        settings(
-            cloud, type="p4d.24xlarge", nodes=1, ssm=True, ssh_from=None, subnet=None
-        ),
+        cloud, settings(cloud, type="p4d.24xlarge", nodes=1, ssm=True, ssh_from=None, subnet=None)
     )
     parameters = plan.parameters
     assert (parameters["PublicAddress"], parameters["Efa"]) == ("false", "false")
@@ -732,20 +662,15 @@ def test_a_busy_endpoint_is_asked_again(
     """A real connection to a server that answers 503 first, and then to one that does so for
     ever."""
     refusals = [503]
-    with Proxy(
-        aws_server, lambda method, path: refusals.pop() if refusals else None
-    ) as proxy:
+    with Proxy(aws_server, lambda method, path: refusals.pop() if refusals else None) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        subnets = Account(session, account.region).all(
-            "ec2", "describe_subnets", "Subnets"
-        )
+        subnets = Account(session, account.region).all("ec2", "describe_subnets", "Subnets")
         assert (len(proxy.requests), bool(subnets)) == (2, True)
         monkeypatch.setattr("drumline.launch.aws.account._MAX_ATTEMPTS", 2)
         proxy.requests.clear()
         proxy.fault = lambda method, path: 503
         with pytest.raises(
-            AwsError,
-            match=r"AWS refused ec2:DescribeSubnets: Service Unavailable \(503\)",
+            AwsError, match=r"AWS refused ec2:DescribeSubnets: Service Unavailable \(503\)"
         ):
             Account(session, account.region).call("ec2", "describe_subnets")
         assert len(proxy.requests) == 2

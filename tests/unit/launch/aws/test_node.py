@@ -41,9 +41,7 @@ done
 {more}
 """
 # The metadata service, and torch with four GPUs.
-METADATA = (
-    'case "$*" in *api/token*) echo token ;; *meta-data/instance-id*) echo i-7 ;; esac'
-)
+METADATA = 'case "$*" in *api/token*) echo token ;; *meta-data/instance-id*) echo i-7 ;; esac'
 VALUES = {
     "Volume": "fs-1",
     "Address": "10.0.0.9",
@@ -58,9 +56,7 @@ VALUES = {
 }
 
 
-HARDWARE = Hardware(
-    arch="x86_64", num_vcpus=48, num_gpus=4, gpu="L4", num_efas=1, num_cards=1
-)
+HARDWARE = Hardware(arch="x86_64", num_vcpus=48, num_gpus=4, gpu="L4", num_efas=1, num_cards=1)
 
 
 class Node:
@@ -77,21 +73,17 @@ class Node:
 
     def boot(self, *commands: str, **changes: str) -> dict[str, Any]:
         """Run the user data, and then more commands; what it reported to the stack. Empty: nothing."""
-        data = load(template_text(HARDWARE, {}))["Resources"]["LaunchTemplate"][
-            "Properties"
-        ]["LaunchTemplateData"]
+        data = load(template_text(HARDWARE, {}))["Resources"]["LaunchTemplate"]["Properties"][
+            "LaunchTemplateData"
+        ]
         text, _ = data["UserData"]["Fn::Base64"]["Fn::Sub"]
         for name, value in {**VALUES, **changes}.items():
-            assert f"${{{name}}}" in text, (
-                "without it the nodes do not wait for what it names"
-            )
+            assert f"${{{name}}}" in text, "without it the nodes do not wait for what it names"
             text = text.replace(f"${{{name}}}", value)
         assert "${" not in text, "CloudFormation would look for a parameter"
         (self.folder / "user-data").write_text(text)
         assert len(text) < 16_384, "AWS takes no longer user data"
-        script = DISK.replace("{more}", "\n".join(commands)).replace(
-            "{folder}", str(self.folder)
-        )
+        script = DISK.replace("{more}", "\n".join(commands)).replace("{folder}", str(self.folder))
         script = script.replace("{path}", self._path)
         done = subprocess.run(
             ["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True
@@ -99,9 +91,7 @@ class Node:
         assert done.returncode == 0, done.stdout + done.stderr
         self.console = done.stdout
         report = self.folder / "report"
-        answer: dict[str, Any] = (
-            json.loads(report.read_text()) if report.exists() else {}
-        )
+        answer: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
         return answer
 
 
@@ -134,9 +124,7 @@ def test_user_data_prepares_a_node(node: Node) -> None:
     ]
     service = (node.folder / "result/drumline-idle.service").read_text()
     command = " ".join(service.split("ExecStart=")[1].split())
-    assert command == (
-        "/opt/drumline/bin/python /opt/drumline/idle_shutdown.py i-7 us-east-1 60"
-    )
+    assert command == ("/opt/drumline/bin/python /opt/drumline/idle_shutdown.py i-7 us-east-1 60")
     assert (node.folder / "result/idle_shutdown.py").read_text() == Path(
         idle_shutdown.__file__
     ).read_text()
@@ -152,29 +140,18 @@ def test_an_image_with_the_mount_helper_uses_it(node: Node) -> None:
     helper.touch(mode=0o755)
     assert node.boot()["Status"] == "SUCCESS"
     options = "_netdev,tls,noresvport,mounttargetip=10.0.0.9"
-    assert (
-        node.folder / "fstab"
-    ).read_text() == f"fs-1:/ /mnt/shared efs {options} 0 0\n"
+    assert (node.folder / "fstab").read_text() == f"fs-1:/ /mnt/shared efs {options} 0 0\n"
     assert not (node.folder / "result/volume.conf").exists()
 
 
-@pytest.mark.skipif(
-    shutil.which("stunnel4") is None, reason="`make tools` installs stunnel4"
-)
-@pytest.mark.parametrize(
-    "name", ["fs-1.efs.us-east-1.amazonaws.com", "fs-2.example.org"]
-)
-def test_the_tunnel_reaches_the_volume_alone(
-    node: Node, tmp_path: Path, name: str
-) -> None:
+@pytest.mark.skipif(shutil.which("stunnel4") is None, reason="`make tools` installs stunnel4")
+@pytest.mark.parametrize("name", ["fs-1.efs.us-east-1.amazonaws.com", "fs-2.example.org"])
+def test_the_tunnel_reaches_the_volume_alone(node: Node, tmp_path: Path, name: str) -> None:
     """A real stunnel, and a server whose certificate has this name."""
     assert node.boot()["Status"] == "SUCCESS"
     settings = (node.folder / "result/volume.conf").read_text()
     certificate = make_certificate(tmp_path, name)
-    with (
-        serve_echo(certificate) as address,
-        socket.create_server(("127.0.0.1", 0)) as free,
-    ):
+    with serve_echo(certificate) as address, socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
         free.close()
         for before, after in (
@@ -187,9 +164,7 @@ def test_the_tunnel_reaches_the_volume_alone(
         (tmp_path / "here.conf").write_text(settings)
         command = ["stunnel4", str(tmp_path / "here.conf")]
         with subprocess.Popen(command, stderr=subprocess.PIPE) as tunnel:
-            assert answer_through(port) == (
-                b"hello" if name.startswith("fs-1.") else b""
-            )
+            assert answer_through(port) == (b"hello" if name.startswith("fs-1.") else b"")
             tunnel.terminate()
 
 
@@ -197,14 +172,7 @@ def make_certificate(folder: Path, name: str) -> Path:
     """With its key, in one file."""
     path = folder / "certificate.pem"
     words = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=volume -addext subjectAltName=DNS:{name}"
-    command = [
-        "openssl",
-        *words.split(),
-        "-keyout",
-        str(path),
-        "-out",
-        str(folder / "public.pem"),
-    ]
+    command = ["openssl", *words.split(), "-keyout", str(path), "-out", str(folder / "public.pem")]
     subprocess.run(command, check=True, capture_output=True)
     with path.open("a") as file:
         file.write((folder / "public.pem").read_text())
@@ -220,10 +188,7 @@ def serve_echo(certificate: Path) -> Iterator[str]:
     def answer() -> None:
         with suppress(OSError):
             connection, _ = server.accept()
-            with (
-                connection,
-                context.wrap_socket(connection, server_side=True) as secured,
-            ):
+            with connection, context.wrap_socket(connection, server_side=True) as secured:
                 secured.sendall(secured.recv(5))
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -237,10 +202,7 @@ def answer_through(port: int) -> bytes:
     """To `hello`; empty: the connection was closed."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        with (
-            suppress(ConnectionRefusedError),
-            socket.create_connection(("127.0.0.1", port)) as end,
-        ):
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as end:
             end.sendall(b"hello")
             with suppress(ConnectionResetError):
                 return end.recv(5)
@@ -261,11 +223,7 @@ def test_the_lock_of_the_package_lists_is_waited_for(node: Node) -> None:
     [
         ("no-volume", {}, "the volume fs-1 at 10.0.0.9 cannot be mounted"),
         ("no-index", {}, "pip cannot install drumline[aws]==0.1.0 torch==2.13.0"),
-        (
-            "no-boto3",
-            {},
-            "drumline[aws]==0.1.0 torch==2.13.0 do not bring boto3, torch, drumline",
-        ),
+        ("no-boto3", {}, "drumline[aws]==0.1.0 torch==2.13.0 do not bring boto3, torch, drumline"),
         ("", {"GpuCount": "8"}, "torch finds '4' GPUs of 8"),
     ],
 )
@@ -277,15 +235,11 @@ def test_a_node_that_cannot_be_prepared_says_why_on_its_console_and_ends_itself(
     assert node.boot(**changes) == {}, "a failure would end the stack"
     assert f"drumline: i-7: {reason}" in node.console.splitlines()
     assert node.log.read_text().splitlines()[-1] == "systemctl poweroff"
-    assert not (node.folder / "result/prepare").exists(), (
-        "launch would take the node for ready"
-    )
+    assert not (node.folder / "result/prepare").exists(), "launch would take the node for ready"
 
 
 def test_a_launch_of_another_version_is_told_so(node: Node) -> None:
-    old_words = (
-        f"set +e; /opt/drumline/prepare /mnt/code/job abc 2> {node.folder}/errors; "
-    )
+    old_words = f"set +e; /opt/drumline/prepare /mnt/code/job abc 2> {node.folder}/errors; "
     node.boot(f"{old_words} echo $? > {node.folder}/code; true")
     assert (node.folder / "code").read_text() == "65\n"
     assert (node.folder / "errors").read_text().splitlines()[-1] == (
@@ -313,21 +267,13 @@ def test_a_node_installs_the_wheel_of_launch_and_nothing_else(node: Node) -> Non
     (node.folder / "wheel").write_bytes(content)
     (node.folder / "changed").write_bytes(content[:5000] + b"x" + content[5001:])
     digest = hashlib.sha256(content).hexdigest()
-    boot = {
-        "CopiesDrumline": "true",
-        "Requirements": "torch==2.13.0",
-        "IdleMinutes": "0",
-    }
-    report = node.boot(
-        PREPARE.format(folder=node.folder, hash=digest, name=wheel.name), **boot
-    )
+    boot = {"CopiesDrumline": "true", "Requirements": "torch==2.13.0", "IdleMinutes": "0"}
+    report = node.boot(PREPARE.format(folder=node.folder, hash=digest, name=wheel.name), **boot)
     assert report["Status"] == "SUCCESS"
     assert (node.folder / "codes").read_text().split() == ["65", "0", "0", "0"]
     error = f"the wheel that arrived does not have the SHA-256 {digest}\n"
     assert (node.folder / "errors").read_text().count(error) == 1
-    installs = [
-        line for line in node.log.read_text().splitlines() if line.startswith("pip ")
-    ]
+    installs = [line for line in node.log.read_text().splitlines() if line.startswith("pip ")]
     assert installs[0] == "pip -q install --retries 10 torch==2.13.0", (
         "drumline was asked from an index"
     )
@@ -335,13 +281,8 @@ def test_a_node_installs_the_wheel_of_launch_and_nothing_else(node: Node) -> Non
         "pip -q install --no-index --no-deps --force-reinstall"
     ]
     site = node.folder / "result/site"
-    assert (
-        site / "drumline/launch/aws/cluster.yaml"
-    ).read_bytes() == TEMPLATE.read_bytes()
-    versions = {
-        installed.name: installed.version
-        for installed in distributions(path=[str(site)])
-    }
+    assert (site / "drumline/launch/aws/cluster.yaml").read_bytes() == TEMPLATE.read_bytes()
+    versions = {installed.name: installed.version for installed in distributions(path=[str(site)])}
     assert versions == {"drumline": version("drumline")}
 
 
@@ -356,16 +297,12 @@ NODE = ("i-7", "us-east-1", "10")
 
 
 @pytest.fixture(name="ended")
-def make_idle_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[str, str]]:
+def make_idle_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """A node without load; what was ended."""
     ended: list[tuple[str, str]] = []
     monkeypatch.setattr("os.getloadavg", lambda: (0.03, 0.4, 9.0))
     monkeypatch.setattr(idle_shutdown, "LAST_BUSY", tmp_path / "busy")
-    monkeypatch.setattr(
-        idle_shutdown, "end_instance", lambda *which: ended.append(which)
-    )
+    monkeypatch.setattr(idle_shutdown, "end_instance", lambda *which: ended.append(which))
     monkeypatch.setenv("PATH", str(tmp_path))
     return ended
 
@@ -408,9 +345,7 @@ def test_load_on_the_cpu_or_a_gpu_keeps_it(
     assert len(ended) == 1
 
 
-def test_ending_shrinks_the_group(
-    account: Any, stub: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ending_shrinks_the_group(account: Any, stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     activity = {
         "ActivityId": "1",
         "AutoScalingGroupName": "g",
@@ -425,7 +360,5 @@ def test_ending_shrinks_the_group(
         InstanceId="i-7",
         ShouldDecrementDesiredCapacity=True,
     )
-    monkeypatch.setattr(
-        "boto3.client", lambda service, region_name: account.client(service)
-    )
+    monkeypatch.setattr("boto3.client", lambda service, region_name: account.client(service))
     idle_shutdown.end_instance("i-7", "us-east-1")

@@ -32,12 +32,10 @@ def wheel(folder: Path, name: str, version: str) -> Path:
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(
-            f"{info}/METADATA",
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         )
         file.writestr(
-            f"{info}/WHEEL",
-            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         file.writestr(f"{info}/RECORD", "")
     return path
@@ -59,13 +57,8 @@ class Index:
                     body = path.read_bytes()
                 else:
                     index.asked.append(name)
-                    files = [
-                        path.name
-                        for path in folder.glob(f"{name.replace('-', '_')}-*.whl")
-                    ]
-                    body = "".join(
-                        f'<a href="/files/{file}">{file}</a>' for file in files
-                    ).encode()
+                    files = [path.name for path in folder.glob(f"{name.replace('-', '_')}-*.whl")]
+                    body = "".join(f'<a href="/files/{file}">{file}</a>' for file in files).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "text/html")
                 self.send_header("Content-Length", str(len(body)))
@@ -100,9 +93,7 @@ def make_index(tmp_path: Path) -> Iterator[Index]:
 
 
 @pytest.mark.soak
-def test_pip_asks_an_index_for_everything_but_drumline(
-    tmp_path: Path, index: Index
-) -> None:
+def test_pip_asks_an_index_for_everything_but_drumline(tmp_path: Path, index: Index) -> None:
     """As nodes of SkyPilot and ParallelCluster install it: with its dependencies. The index has a
     drumline of someone else, with a higher version."""
     built = build_wheel()
@@ -151,9 +142,7 @@ def make_left_by_setuptools(tmp_path: Path) -> Path:
     """The folder that setuptools leaves in a checkout when it builds an editable installation."""
     folder = tmp_path / "drumline.egg-info"
     folder.mkdir()
-    (folder / "PKG-INFO").write_text(
-        "Metadata-Version: 2.1\nName: drumline\nVersion: 0.0.1\n"
-    )
+    (folder / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: drumline\nVersion: 0.0.1\n")
     return folder
 
 
@@ -162,8 +151,7 @@ def test_an_installation_without_metadata_makes_no_wheel(
 ) -> None:
     """As old versions of setuptools make it: pip could not install the wheel, on every node."""
     monkeypatch.setattr(
-        "importlib.metadata.distributions",
-        lambda name: [PathDistribution(left_by_setuptools)],
+        "importlib.metadata.distributions", lambda name: [PathDistribution(left_by_setuptools)]
     )
     with pytest.raises(UsageError) as error:
         build_wheel()
@@ -180,9 +168,7 @@ def test_what_setuptools_left_in_a_checkout_is_passed_over(
     monkeypatch.syspath_prepend(left_by_setuptools.parent)
     assert version("drumline") == "0.0.1"
     assert build_wheel().name == "drumline-0.1.0-py3-none-any.whl"
-    assert any(
-        requirement.startswith("torch==") for requirement in third_party_requirements()
-    )
+    assert any(requirement.startswith("torch==") for requirement in third_party_requirements())
 
 
 def test_the_wheels_are_whole_and_the_same_each_time(tmp_path: Path) -> None:

@@ -31,9 +31,7 @@ Connect = Callable[[Account], None]
 @pytest.fixture(name="connect")
 def make_connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
     def connect(account: Account) -> None:
-        monkeypatch.setattr(
-            cluster_settings, "connect", lambda region, profile: account
-        )
+        monkeypatch.setattr(cluster_settings, "connect", lambda region, profile: account)
 
     return connect
 
@@ -42,11 +40,7 @@ def make_stack(account: Account, **tags: str) -> None:
     """`drumline-t`, as another program makes one."""
     named = [{"Key": key, "Value": value} for key, value in tags.items()]
     account.call(
-        "cloudformation",
-        "create_stack",
-        StackName="drumline-t",
-        TemplateBody=TOPIC,
-        Tags=named,
+        "cloudformation", "create_stack", StackName="drumline-t", TemplateBody=TOPIC, Tags=named
     )
 
 
@@ -67,10 +61,7 @@ def colleague(account: Account, session: Any) -> Account:
 
 @pytest.mark.parametrize("tags", [{}, {TAG: "other"}])
 def test_a_stack_that_drumline_did_not_make_is_refused_by_every_verb(
-    cloud: Account,
-    connect: Connect,
-    capsys: pytest.CaptureFixture[str],
-    tags: dict[str, str],
+    cloud: Account, connect: Connect, capsys: pytest.CaptureFixture[str], tags: dict[str, str]
 ) -> None:
     make_stack(cloud, **tags)
     connect(cloud)
@@ -145,9 +136,7 @@ def test_status_shows_who_made_a_cluster(
     bring_up(cloud, make_plan(cloud, settings(cloud)), quiet)
     connect(cloud)
     assert aws_command.run(["status", "--region", cloud.region]) == 0
-    assert (
-        "  made by arn:aws:sts::123456789012:user/moto at 20" in capsys.readouterr().out
-    )
+    assert "  made by arn:aws:sts::123456789012:user/moto at 20" in capsys.readouterr().out
 
 
 def test_a_session_that_boto3_named_is_its_role(
@@ -160,9 +149,5 @@ def test_a_session_that_boto3_named_is_its_role(
         (f"{role}/jane@example.com", f"{role}/jane@example.com"),
         (f"{role}/jane,laptop", f"{role}/jane_laptop"),
     ]:
-        stub(
-            "sts",
-            "get_caller_identity",
-            {"Arn": name, "Account": "123456789012", "UserId": "x"},
-        )
+        stub("sts", "get_caller_identity", {"Arn": name, "Account": "123456789012", "UserId": "x"})
         assert account.identity() == identity

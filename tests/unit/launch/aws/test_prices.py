@@ -37,12 +37,7 @@ def spot(limit: float) -> Cost:
 
 def plan_of(*costs: Cost, **changes: Any) -> ClusterPlan:
     settings = ClusterSettings(**{"type": "g6.12xlarge", "hours": 10.0, **changes})
-    parameters = {
-        "Zone": "us-east-1a",
-        "ImageId": "ami-1",
-        "VolumeId": "",
-        "EndsAt": "E",
-    }
+    parameters = {"Zone": "us-east-1a", "ImageId": "ami-1", "VolumeId": "", "EndsAt": "E"}
     parameters |= {"SubnetId": "", "SshFrom": "", "Efa": "true", "Owner": "arn:jane"}
     parameters["Market"] = settings.market
     return ClusterPlan(
@@ -93,14 +88,14 @@ def test_a_plan_is_one_table_with_what_was_checked_and_what_is_unknown() -> None
 def test_a_plan_says_at_most_only_where_it_holds(
     costs: tuple[Cost, ...], hour: str, most: str
 ) -> None:
-    (together,) = [
-        line for line in plan_of(*costs).lines() if line.startswith("together")
-    ]
+    (together,) = [line for line in plan_of(*costs).lines() if line.startswith("together")]
     assert together.split()[-2:] == [hour, most]
 
 
 def test_spot_prices_of_later_are_unknown_without_a_limit() -> None:
-    line = "unknown spot prices of later: $43.00 in all at the current ones; --max-price limits them"
+    line = (
+        "unknown spot prices of later: $43.00 in all at the current ones; --max-price limits them"
+    )
     assert plan_of(spot(UNKNOWN), DISKS, spot=True).lines()[-1] == line
     assert line not in plan_of(spot(3.5), DISKS, spot=True, max_price=3.5).lines()
 
@@ -129,7 +124,4 @@ def test_status_says_that_a_price_is_unknown(cost: Cost) -> None:
     assert cost_so_far(cost, DISKS, hours=2) == (
         "at an unknown price (a part has no listed price, or is a spot instance without --max-price)"
     )
-    assert (
-        cost_so_far(spot(3.5), DISKS, hours=2)
-        == "at most $14.60, beside EFS and traffic"
-    )
+    assert cost_so_far(spot(3.5), DISKS, hours=2) == "at most $14.60, beside EFS and traffic"

@@ -21,7 +21,9 @@ from tests.unit.launch.aws.test_life_cycle import settings
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Tried to parse", "ignore:.*utcnow", "ignore::ResourceWarning"
 )
-PRIVATE_STEP = "give --ssm in place of --ssh-from, or a --subnet and the network of your VPN; or --no-efa"
+PRIVATE_STEP = (
+    "give --ssm in place of --ssh-from, or a --subnet and the network of your VPN; or --no-efa"
+)
 CARDS = {"type": "p5.48xlarge", "nodes": 1}
 
 
@@ -54,22 +56,17 @@ def new_subnet(account: Account, gateway: str = "") -> str:
     place = {"CidrBlock": "10.1.0.0/24", "AvailabilityZone": "us-east-1a"}
     subnet = str(ec2.create_subnet(VpcId=vpc, **place)["Subnet"]["SubnetId"])
     if gateway:
-        tables = ec2.describe_route_tables(
-            Filters=[{"Name": "vpc-id", "Values": [vpc]}]
-        )["RouteTables"]
-        route = {
-            "DestinationCidrBlock": "0.0.0.0/0",
-            "RouteTableId": tables[0]["RouteTableId"],
-        }
+        tables = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])[
+            "RouteTables"
+        ]
+        route = {"DestinationCidrBlock": "0.0.0.0/0", "RouteTableId": tables[0]["RouteTableId"]}
         if gateway == "nat":
-            nat = ec2.create_nat_gateway(SubnetId=subnet, ConnectivityType="private")[
-                "NatGateway"
-            ]["NatGatewayId"]
+            nat = ec2.create_nat_gateway(SubnetId=subnet, ConnectivityType="private")["NatGateway"][
+                "NatGatewayId"
+            ]
             ec2.create_route(**route, NatGatewayId=nat)
         else:
-            internet = ec2.create_internet_gateway()["InternetGateway"][
-                "InternetGatewayId"
-            ]
+            internet = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
             ec2.attach_internet_gateway(InternetGatewayId=internet, VpcId=vpc)
             ec2.create_route(**route, GatewayId=internet)
     return subnet
@@ -87,10 +84,7 @@ def test_a_subnet_without_a_way_out_is_refused(cloud: Account) -> None:
         "the nodes, which install packages, could not reach the internet in subnet-"
     )
     assert what.endswith(", which needs public addresses, and these instances get none")
-    assert (
-        step
-        == "give a --subnet whose route is a NAT gateway, or no --subnet: up makes a VPC"
-    )
+    assert step == "give a --subnet whose route is a NAT gateway, or no --subnet: up makes a VPC"
     without_addresses = new_subnet(cloud, "internet")
     what, _ = refusal(cloud, subnet=without_addresses, ssh_from="10.8.0.0/16")
     assert what.endswith("which needs public addresses, and these instances get none")
@@ -98,9 +92,9 @@ def test_a_subnet_without_a_way_out_is_refused(cloud: Account) -> None:
 
 def test_a_private_subnet_is_reached_through_a_vpn_only(cloud: Account) -> None:
     private = new_subnet(cloud, "nat")
-    assert make_plan(
-        cloud, settings(cloud, subnet=private, ssh_from="10.8.0.0/16")
-    ).parameters["VpcId"]
+    assert make_plan(cloud, settings(cloud, subnet=private, ssh_from="10.8.0.0/16")).parameters[
+        "VpcId"
+    ]
     assert refusal(cloud, subnet=private, ssh_from="me") == (
         f"the instances get no public address in {private}, so --ssh-from me cannot reach them",
         PRIVATE_STEP,
@@ -111,9 +105,7 @@ def test_a_private_subnet_is_reached_through_a_vpn_only(cloud: Account) -> None:
     )
     overlay = "100.64.0.0/10"  # of Tailscale and others: neither private nor public
     assert (
-        make_plan(cloud, settings(cloud, subnet=private, ssh_from=overlay)).parameters[
-            "SshFrom"
-        ]
+        make_plan(cloud, settings(cloud, subnet=private, ssh_from=overlay)).parameters["SshFrom"]
         == overlay
     )
 
@@ -125,9 +117,7 @@ def test_a_route_to_a_deleted_gateway_is_no_way_out(
     subnet = new_subnet(cloud, "nat")
     call_aws = cloud.all
 
-    def with_deleted_gateway(
-        service: str, operation: str, key: str, **arguments: Any
-    ) -> list[Any]:
+    def with_deleted_gateway(service: str, operation: str, key: str, **arguments: Any) -> list[Any]:
         answer = list(call_aws(service, operation, key, **arguments))
         if operation == "describe_route_tables":
             for route in answer:

@@ -59,9 +59,7 @@ def test_a_missing_right_is_named(account: Account, stub: Stub) -> None:
     )
 
 
-def test_prices_and_quotas_that_may_not_be_read_are_warnings(
-    account: Account, stub: Stub
-) -> None:
+def test_prices_and_quotas_that_may_not_be_read_are_warnings(account: Account, stub: Stub) -> None:
     """As for a role without these rights, and with credentials of GovCloud or China, which the price
     list does not know."""
     stub("service-quotas", "get_service_quota", "AccessDeniedException")
@@ -93,9 +91,7 @@ def test_prices_and_quotas_that_may_not_be_read_are_warnings(
         ),
     ],
 )
-def test_refusals_of_aws(
-    account: Account, stub: Stub, code: str, what: str, step: str
-) -> None:
+def test_refusals_of_aws(account: Account, stub: Stub, code: str, what: str, step: str) -> None:
     stub("ec2", "describe_images", code)
     with pytest.raises(AwsError) as error:
         account.call("ec2", "describe_images")
@@ -120,9 +116,7 @@ def test_an_unreachable_service(
     account: Account, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("drumline.launch.aws.account._MAX_ATTEMPTS", 1)
-    with pytest.raises(
-        AwsError, match="ec2 in us-east-1 is unreachable: Could not connect"
-    ):
+    with pytest.raises(AwsError, match="ec2 in us-east-1 is unreachable: Could not connect"):
         Account(session, REGION).call("ec2", "describe_images")
 
 
@@ -135,10 +129,7 @@ def test_regions_and_profiles(account: Account) -> None:
     )
     with pytest.raises(UsageError) as error:
         connect(None, None)
-    assert message(error) == (
-        "no region is set",
-        "give --region, such as --region us-east-1",
-    )
+    assert message(error) == ("no region is set", "give --region, such as --region us-east-1")
     with pytest.raises(UsageError, match="--profile: The config profile"):
         connect(REGION, "nobody")
 
@@ -156,13 +147,9 @@ def test_unknown_types_and_zones(account: Account, stub: Stub) -> None:
         "us-east-1 does not offer p5.48xlarge",
         "give another --region or another --type",
     )
-    offers = [
-        {"Location": name} for name in ("us-east-1-atl-1a", "us-east-1b", "us-east-1a")
-    ]
+    offers = [{"Location": name} for name in ("us-east-1-atl-1a", "us-east-1b", "us-east-1a")]
     for _ in range(4):
-        stub(
-            "ec2", "describe_instance_type_offerings", {"InstanceTypeOfferings": offers}
-        )
+        stub("ec2", "describe_instance_type_offerings", {"InstanceTypeOfferings": offers})
     with pytest.raises(UsageError) as error:
         zones_that_offer(account, "p5.48xlarge", "us-east-1e")
     assert message(error) == (
@@ -184,16 +171,10 @@ def test_unknown_types_and_zones(account: Account, stub: Stub) -> None:
 
 
 def test_the_quota_is_enough_or_named(account: Account, stub: Stub) -> None:
-    quota = {
-        "Quota": {"QuotaName": "Running On-Demand G and VT instances", "Value": 120.0}
-    }
+    quota = {"Quota": {"QuotaName": "Running On-Demand G and VT instances", "Value": 120.0}}
     for _ in range(2):
         stub(
-            "service-quotas",
-            "get_service_quota",
-            quota,
-            ServiceCode="ec2",
-            QuotaCode="L-DB2E81BA",
+            "service-quotas", "get_service_quota", quota, ServiceCode="ec2", QuotaCode="L-DB2E81BA"
         )
     described = "quota 'Running On-Demand G and VT instances': 120 vCPUs"
     assert check_quota(account, TWO_G6, 48) == f"{described}, 96 needed"
@@ -229,7 +210,9 @@ def test_which_quota_counts(name: str, market: str, code: str | None) -> None:
 
 
 def test_the_image_is_looked_up(account: Account, stub: Stub) -> None:
-    name = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+    name = (
+        "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+    )
     stub("ssm", "get_parameter", {"Parameter": {"Value": "ami-1"}}, Name=name)
     described = {"Images": [{"ImageId": "ami-1"}]}
     stub("ec2", "describe_images", described, ImageIds=["ami-1"])
@@ -260,23 +243,14 @@ def test_prices(account: Account, stub: Stub) -> None:
 )
 def test_the_price_ceiling(price: float, words: str) -> None:
     with pytest.raises(UsageError) as error:
-        cluster_plan._check_ceiling(
-            ClusterSettings(type="g6.12xlarge", max_price=5.0), price
-        )
+        cluster_plan._check_ceiling(ClusterSettings(type="g6.12xlarge", max_price=5.0), price)
     what, step = message(error)
     assert what == f"g6.12xlarge (on-demand) {words}, and --max-price is $5.00"
-    assert (
-        step
-        == "raise --max-price, or give another --type, --zone or --region, or --spot"
-    )
-    cluster_plan._check_ceiling(
-        ClusterSettings(type="g6.12xlarge", max_price=10.0), 9.25
-    )
+    assert step == "raise --max-price, or give another --type, --zone or --region, or --spot"
+    cluster_plan._check_ceiling(ClusterSettings(type="g6.12xlarge", max_price=10.0), 9.25)
 
 
-def test_a_plan_needs_a_type_and_efa_needs_hardware(
-    account: Account, stub: Stub
-) -> None:
+def test_a_plan_needs_a_type_and_efa_needs_hardware(account: Account, stub: Stub) -> None:
     with pytest.raises(UsageError, match="no instance type is set"):
         make_plan(account, ClusterSettings())
     described = {
@@ -289,9 +263,7 @@ def test_a_plan_needs_a_type_and_efa_needs_hardware(
         make_plan(account, ClusterSettings(type="g6.12xlarge", efa=True))
 
 
-def test_a_volume_is_used_by_its_mount_target_in_the_zone(
-    account: Account, stub: Stub
-) -> None:
+def test_a_volume_is_used_by_its_mount_target_in_the_zone(account: Account, stub: Stub) -> None:
     target = {
         "MountTargetId": "fsmt-12345678",
         "FileSystemId": "fs-1",
@@ -322,9 +294,7 @@ def test_a_volume_is_used_by_its_mount_target_in_the_zone(
 
 def test_the_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_access, "ADDRESS_URL", "http://127.0.0.1:9/")
-    with pytest.raises(
-        AwsError, match="this machine's public address is not known"
-    ) as error:
+    with pytest.raises(AwsError, match="this machine's public address is not known") as error:
         own_network()
     assert error.value.next_step == "give it: --ssh-from ADDRESS/32"
 
@@ -360,15 +330,10 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         '[train]\nsteps = 3\n[aws]\ntype = "g6.12xlarge"\nnodes = 4\nmax_price = 5\nspot = true\n'
     )
     problems: list[str] = []
-    settings = settings_from(
-        {"config": str(file), "nodes": 2, "idle-minutes": 0}, problems
-    )
+    settings = settings_from({"config": str(file), "nodes": 2, "idle-minutes": 0}, problems)
     assert problems == []
     file.write_text('[aws]\ntag = ["team=vision", "stage=a=b"]\n')
-    assert settings_from({"config": str(file)}, problems).tags == {
-        "team": "vision",
-        "stage": "a=b",
-    }
+    assert settings_from({"config": str(file)}, problems).tags == {"team": "vision", "stage": "a=b"}
     assert problems == []
     assert (
         settings.type,
@@ -424,11 +389,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
                 f"--install: {word!r} asks a package index, and none has it: whoever takes that name could run code on "
                 "the nodes; write drumline for this installation, or NAME@URL",
             )
-            for word in (
-                "drumline[aws]==0.1.0",
-                "drumline_lint==0.1.0",
-                "Drumline==0.1.0",
-            )
+            for word in ("drumline[aws]==0.1.0", "drumline_lint==0.1.0", "Drumline==0.1.0")
         ),
         (
             {"install": "torch==2.13.0"},
@@ -455,10 +416,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
             "--install: an address has a user, a password or options, which every node would show; give one without",
         ),
         (
-            {
-                "install": "git+https://me:hunter2@github.com/me/mine@"
-                + "0123456789" * 4
-            },
+            {"install": "git+https://me:hunter2@github.com/me/mine@" + "0123456789" * 4},
             "--install: an address has a user, a password or options, which every node would show; give one without",
         ),
         (
@@ -552,9 +510,7 @@ def test_the_verb_has_help_for_each_part(capsys: pytest.CaptureFixture[str]) -> 
         assert main(["aws", verb, "--help"]) == 0
         assert f"drumline aws {verb}" in capsys.readouterr().out
     assert main(["aws"]) == 2
-    with pytest.raises(
-        UsageError, match=r"there is no `drumline aws dwn`; did you mean 'down'\?"
-    ):
+    with pytest.raises(UsageError, match=r"there is no `drumline aws dwn`; did you mean 'down'\?"):
         aws_command.run(["dwn"])
     with pytest.raises(UsageError, match=r"--nodes: 0 must be at least 1"):
         aws_command.run(["up", "--nodes", "0"])

@@ -52,13 +52,7 @@ def needed_by(resources: dict[str, Any], name: str) -> Iterator[str]:
         # released.
         (
             "Nodes",
-            {
-                "GatewayAttachment",
-                "RouteByNat",
-                "RouteByGateway",
-                "SubnetRoutes",
-                "Placement",
-            },
+            {"GatewayAttachment", "RouteByNat", "RouteByGateway", "SubnetRoutes", "Placement"},
         ),
         (
             "Nat",
@@ -98,9 +92,7 @@ class Cloud:
     """The answers of an account with a new VPC, a NAT gateway and a volume, and the order of the
     calls."""
 
-    def __init__(
-        self, account: Account, stub: Stub, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def __init__(self, account: Account, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
         self.account = account
         self._stub = stub
         self.calls = list[str]()
@@ -126,12 +118,7 @@ class Cloud:
                 "StackStatus": state,
             }
             described["Tags"] = [{"Key": stack.TAG, "Value": "t"}]
-            self._stub(
-                "cloudformation",
-                "describe_stacks",
-                {"Stacks": [described]},
-                StackName=by,
-            )
+            self._stub("cloudformation", "describe_stacks", {"Stacks": [described]}, StackName=by)
             if state == "DELETE_IN_PROGRESS":
                 event = {
                     "StackId": STACK,
@@ -139,11 +126,7 @@ class Cloud:
                     "StackName": "drumline-t",
                     "Timestamp": 0,
                 }
-                group_event = {
-                    **event,
-                    "LogicalResourceId": "Group",
-                    "ResourceStatus": state,
-                }
+                group_event = {**event, "LogicalResourceId": "Group", "ResourceStatus": state}
                 self._stub(
                     "cloudformation",
                     "describe_stack_events",
@@ -157,10 +140,7 @@ class Cloud:
     def cannot_delete(self) -> None:
         """As AWS answers while an interface is still in the group."""
         reason = "resource sg-1 has a dependent object (Service: Ec2, Status Code: 400, DependencyViolation)"
-        common_fields = {
-            "ResourceType": "AWS::EC2::SecurityGroup",
-            "LastUpdatedTimestamp": 0,
-        }
+        common_fields = {"ResourceType": "AWS::EC2::SecurityGroup", "LastUpdatedTimestamp": 0}
         group = {
             "LogicalResourceId": "Group",
             "PhysicalResourceId": "sg-1",
@@ -179,18 +159,12 @@ class Cloud:
         self._stub("cloudformation", "list_stack_resources", answer, StackName=STACK)
 
     def has_left(
-        self,
-        *,
-        node: str = "terminated",
-        disks: list[str] | None = None,
-        nat: str = "deleted",
+        self, *, node: str = "terminated", disks: list[str] | None = None, nat: str = "deleted"
     ) -> None:
         """What has the tag: instances and NAT gateways are shown for an hour after their end."""
         instance = {"InstanceId": "i-1", "State": {"Name": node}}
         volumes = [{"VolumeId": disk, "State": "in-use"} for disk in disks or []]
-        self._stub(
-            "ec2", "describe_instances", {"Reservations": [{"Instances": [instance]}]}
-        )
+        self._stub("ec2", "describe_instances", {"Reservations": [{"Instances": [instance]}]})
         self._stub("ec2", "describe_volumes", {"Volumes": volumes})
         self._stub("ec2", "describe_addresses", {"Addresses": []})
         self._stub(
@@ -222,17 +196,10 @@ def make_cloud(account: Account, stub: Stub, monkeypatch: pytest.MonkeyPatch) ->
     return Cloud(account, stub, monkeypatch)
 
 
-CHECKED = [
-    "describe_instances",
-    "describe_volumes",
-    "describe_addresses",
-    "describe_nat_gateways",
-]
+CHECKED = ["describe_instances", "describe_volumes", "describe_addresses", "describe_nat_gateways"]
 
 
-def test_a_dependency_violation_is_tried_again_and_then_nothing_is_left(
-    cloud: Cloud,
-) -> None:
+def test_a_dependency_violation_is_tried_again_and_then_nothing_is_left(cloud: Cloud) -> None:
     cloud.begins_in()
     cloud.is_in("DELETE_IN_PROGRESS", "DELETE_FAILED")
     cloud.is_deleted()
@@ -279,9 +246,7 @@ def test_what_cannot_be_deleted_is_named(cloud: Cloud) -> None:
     )
 
 
-def test_a_disk_that_ends_a_moment_after_its_instance_is_waited_for(
-    cloud: Cloud,
-) -> None:
+def test_a_disk_that_ends_a_moment_after_its_instance_is_waited_for(cloud: Cloud) -> None:
     cloud.begins_in()
     cloud.is_in("DELETE_COMPLETE")
     cloud.has_volume()
@@ -294,9 +259,7 @@ def test_a_disk_that_ends_a_moment_after_its_instance_is_waited_for(
     assert steps == ["waiting for disk vol-1"]
 
 
-def test_what_stays_on_the_bill_is_an_error(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stays_on_the_bill_is_an_error(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teardown, "_LAST_CHECKS", 2)
     cloud.begins_in()
     cloud.is_in("DELETE_COMPLETE")
@@ -329,12 +292,7 @@ def test_up_was_killed_while_the_stack_was_made(
         "LifeCycleState": "available",
     }
     if not is_kept:
-        stub(
-            "efs",
-            "describe_mount_targets",
-            {"MountTargets": [target]},
-            FileSystemId="fs-1",
-        )
+        stub("efs", "describe_mount_targets", {"MountTargets": [target]}, FileSystemId="fs-1")
         stub("efs", "delete_mount_target", {}, MountTargetId="fsmt-12345678")
         stub("efs", "describe_mount_targets", {"MountTargets": []}, FileSystemId="fs-1")
         stub("efs", "delete_file_system", {}, FileSystemId="fs-1")

@@ -33,10 +33,7 @@ class CloudLoader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
 
 
 def _function(loader: Any, name: str, node: Any) -> dict[str, Any]:
-    kinds = {
-        yaml.ScalarNode: loader.construct_scalar,
-        yaml.SequenceNode: loader.construct_sequence,
-    }
+    kinds = {yaml.ScalarNode: loader.construct_scalar, yaml.SequenceNode: loader.construct_sequence}
     read = kinds.get(type(node), loader.construct_mapping)
     value = read(node) if isinstance(node, yaml.ScalarNode) else read(node, deep=True)
     return {name if name in ("Ref", "Condition") else f"Fn::{name}": value}
@@ -55,11 +52,7 @@ def walk(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict):
         yield value
     for inner in (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list)
-        else ()
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     ):
         yield from walk(inner)
 
@@ -111,9 +104,7 @@ def wide_rights(properties: dict[str, Any]) -> Iterator[str]:
         if not {"Effect", "Action", "Resource"} <= statement.keys():
             continue
         actions = (
-            statement["Action"]
-            if isinstance(statement["Action"], list)
-            else [statement["Action"]]
+            statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
         )
         yield from (f"the right {action}" for action in actions if "*" in action)
         if statement["Resource"] == "*" and not set(actions) <= WITHOUT_RESOURCE:
@@ -140,11 +131,7 @@ def test_the_template_has_no_weakness() -> None:
             'IpProtocol: "-1", CidrIp: 10.0.0.0/8',
             "GroupIngress: all",
         ),
-        (
-            "FromPort: 443, ToPort: 443",
-            "FromPort: 0, ToPort: 65535",
-            "Group: more than a port",
-        ),
+        ("FromPort: 443, ToPort: 443", "FromPort: 0, ToPort: 65535", "Group: more than a port"),
         ("      Encrypted: true\n", "", "Volume: not encrypted"),
         (
             "Encrypted: true, DeleteOnTermination",
@@ -158,11 +145,7 @@ def test_the_template_has_no_weakness() -> None:
             'Action: "autoscaling:*"',
             "Role: the right autoscaling:*",
         ),
-        (
-            "ssm:UpdateInstanceInformation",
-            "s3:GetObject",
-            "SessionRights: ['s3:GetObject'",
-        ),
+        ("ssm:UpdateInstanceInformation", "s3:GetObject", "SessionRights: ['s3:GetObject'"),
     ],
 )
 def test_the_search_finds_each_weakness(right: str, wrong: str, weakness: str) -> None:
@@ -177,31 +160,17 @@ def test_all_nodes_talk_to_each_other_in_both_directions() -> None:
     group = {"Fn::GetAtt": "Group.GroupId"}
     inside = resources["GroupIngress"]["Properties"]
     outside = resources["GroupEgress"]["Properties"]
-    assert inside == {
-        "GroupId": group,
-        "IpProtocol": "-1",
-        "SourceSecurityGroupId": group,
-    }
-    assert outside == {
-        "GroupId": group,
-        "IpProtocol": "-1",
-        "DestinationSecurityGroupId": group,
-    }
+    assert inside == {"GroupId": group, "IpProtocol": "-1", "SourceSecurityGroupId": group}
+    assert outside == {"GroupId": group, "IpProtocol": "-1", "DestinationSecurityGroupId": group}
     assert resources["SshIngress"]["Condition"] == "HasSsh"
 
 
 def test_the_parameters_are_those_of_the_plan() -> None:
     """That every plan sets them: the life cycle on a moto server."""
     parameters = set(load(TEMPLATE.read_text())["Parameters"])
-    names = {
-        mapping["Ref"]
-        for mapping in walk(load(TEMPLATE.read_text()))
-        if "Ref" in mapping
-    }
+    names = {mapping["Ref"] for mapping in walk(load(TEMPLATE.read_text())) if "Ref" in mapping}
     resources = set(load(TEMPLATE.read_text())["Resources"])
-    assert {
-        name for name in names if not name.startswith("AWS::")
-    } <= parameters | resources
+    assert {name for name in names if not name.startswith("AWS::")} <= parameters | resources
 
 
 CARDS = Hardware(
@@ -226,15 +195,12 @@ def test_each_card_gets_an_efa_as_aws_recommends() -> None:
     primary, *secondary = interfaces(CARDS)
     assert (primary["NetworkCardIndex"], primary["DeviceIndex"]) == (0, 0)
     assert {interface["InterfaceType"] for interface in secondary} == {"efa-only"}
-    places = [
-        (interface["NetworkCardIndex"], interface["DeviceIndex"])
-        for interface in secondary
-    ]
+    places = [(interface["NetworkCardIndex"], interface["DeviceIndex"]) for interface in secondary]
     assert places == [(0, 1), *((card, 0) for card in range(1, 32))]
     without_first = dataclasses.replace(CARDS, num_efas=16, num_cards=17)
-    assert [
-        interface["NetworkCardIndex"] for interface in interfaces(without_first)[1:]
-    ] == list(range(1, 17))
+    assert [interface["NetworkCardIndex"] for interface in interfaces(without_first)[1:]] == list(
+        range(1, 17)
+    )
     with_one_card = dataclasses.replace(CARDS, num_efas=1, num_cards=1)
     assert len(interfaces(with_one_card)) == 1
 
@@ -253,18 +219,14 @@ def test_tags_of_the_user_are_quoted_and_reach_disks_and_instances() -> None:
 def test_the_documentation_has_every_resource_with_its_reason() -> None:
     page = (TEMPLATE.parents[3] / "docs/aws.md").read_text()
     table = page.partition("## What is made, and why")[2].partition("\n## ")[0]
-    rows = [
-        line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")
-    ]
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert documented == set(load(TEMPLATE.read_text())["Resources"])
 
 
 def test_cfn_lint_has_no_word() -> None:
     """With as many network cards as a type can have, and tags."""
-    api = pytest.importorskip(
-        "cfnlint.api", reason="pip install 'drumline[dev]' brings it"
-    )
+    api = pytest.importorskip("cfnlint.api", reason="pip install 'drumline[dev]' brings it")
     text = template_text(CARDS, {"team": "vision"})
     assert MARK.search(text) is None
     problems = api.lint(text, regions=["us-east-1"])

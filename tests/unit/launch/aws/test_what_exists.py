@@ -36,9 +36,7 @@ RESERVATION = {
 
 def reserve(stub: Stub, **changes: Any) -> None:
     answer = {"CapacityReservations": [RESERVATION | changes]}
-    stub(
-        "ec2", "describe_capacity_reservations", answer, CapacityReservationIds=["cr-1"]
-    )
+    stub("ec2", "describe_capacity_reservations", answer, CapacityReservationIds=["cr-1"])
 
 
 @pytest.mark.parametrize(
@@ -48,10 +46,7 @@ def reserve(stub: Stub, **changes: Any) -> None:
         ({"AvailableInstanceCount": 1}, "has 1 free instance, and --nodes is 2"),
         ({"State": "expired"}, "is expired"),
         (
-            {
-                "State": "scheduled",
-                "StartDate": datetime(2026, 12, 1, 11, 30, tzinfo=UTC),
-            },
+            {"State": "scheduled", "StartDate": datetime(2026, 12, 1, 11, 30, tzinfo=UTC)},
             "is scheduled, from 2026-12-01 11:30 UTC",
         ),
     ],
@@ -78,9 +73,7 @@ def test_a_reservation_names_the_zone_and_its_end(account: Account, stub: Stub) 
     )
     assert cluster_plan._named_zone(RESERVED, {}, reservation) == "us-east-1b"
     with pytest.raises(UsageError) as error:
-        cluster_plan._named_zone(
-            RESERVED, {"AvailabilityZone": "us-east-1a"}, reservation
-        )
+        cluster_plan._named_zone(RESERVED, {"AvailabilityZone": "us-east-1a"}, reservation)
     assert message(error) == (
         "--subnet, --reservation and --zone are in several zones: us-east-1a and us-east-1b",
         "give a --subnet in the zone of the reservation, and no --zone",
@@ -105,9 +98,9 @@ def test_the_nodes_start_in_the_reservation_and_nowhere_else(
         num_efas=0,
         num_cards=1,
     )
-    parameters = cluster_plan._parameters(
-        account, RESERVED, hardware, {}, is_public=True
-    ) | {"Market": market}
+    parameters = cluster_plan._parameters(account, RESERVED, hardware, {}, is_public=True) | {
+        "Market": market
+    }
     data = resources(parameters)["LaunchTemplate"]["LaunchTemplateData"]
     target = {"CapacityReservationTarget": {"CapacityReservationId": "cr-1"}}
     assert data["CapacityReservationSpecification"] == target
@@ -129,9 +122,7 @@ def test_a_bucket_is_asked_for_and_is_the_only_one_of_the_role(
     stub("s3", "head_bucket", "403")
     check_bucket(account, "my-data")
     (warning,) = account.warnings
-    assert warning.startswith(
-        "whether s3://my-data can be used: AWS refused s3:HeadBucket"
-    )
+    assert warning.startswith("whether s3://my-data can be used: AWS refused s3:HeadBucket")
     parameters = dict.fromkeys(
         ("VpcId", "VolumeId", "MountTargetAddress", "SshFrom", "KeyName"), ""
     )
@@ -164,10 +155,7 @@ def test_a_disk_smaller_than_the_image_is_refused() -> None:
 def test_how_an_existing_vpc_reaches_s3(account: Account, stub: Stub) -> None:
     for endpoints, note in [
         ([{"VpcEndpointId": "vpce-1"}], "vpc-1 has an endpoint for S3: vpce-1"),
-        (
-            [],
-            "vpc-1 has no endpoint for S3: through a NAT gateway, each GB costs money",
-        ),
+        ([], "vpc-1 has no endpoint for S3: through a NAT gateway, each GB costs money"),
     ]:
         stub("ec2", "describe_vpc_endpoints", {"VpcEndpoints": endpoints})
         assert list(s3_notes(account, "vpc-1")) == [note]
@@ -181,6 +169,4 @@ def test_how_an_existing_vpc_reaches_s3(account: Account, stub: Stub) -> None:
 def test_aws_keeps_the_limit_of_a_spot_price_that_is_unknown() -> None:
     settings = ClusterSettings(type="g6.12xlarge", spot=True, max_price=2.0)
     cluster_plan._check_ceiling(settings, UNKNOWN)
-    assert cluster_plan._is_above_ceiling(settings, 2.5), (
-        "such a zone is not tried next"
-    )
+    assert cluster_plan._is_above_ceiling(settings, 2.5), "such a zone is not tried next"

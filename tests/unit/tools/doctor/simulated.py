@@ -64,12 +64,7 @@ class SimulatedClient:
         pass
 
     def _begin(self, _: dict[str, Any]) -> dict[str, Any]:
-        eth0 = {
-            "name": "eth0",
-            "address": address(self.number),
-            "mtu": 1500,
-            "is_up": True,
-        }
+        eth0 = {"name": "eth0", "address": address(self.number), "mtu": 1500, "is_up": True}
         lo = {"name": "lo", "address": "127.0.0.1", "mtu": 65536, "is_up": True}
         networks = {"interfaces": [lo, eth0], "gloo": eth0, "nccl": eth0}
         return {
@@ -104,10 +99,7 @@ class SimulatedClient:
         if way in self.cluster.closed and target["port"] >= 40000:
             return {"outcome": Reason.NO_ANSWER}
         has_hole = way in self.cluster.holes
-        large = {
-            "received": 0 if has_hole else 65536,
-            "passes": 1400 if has_hole else None,
-        }
+        large = {"received": 0 if has_hole else 65536, "passes": 1400 if has_hole else None}
         return {"outcome": "open", **(large if target.get("large") else {})}
 
     def _measure(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -135,15 +127,8 @@ def address(number: int) -> str:
 def examine(cluster: Cluster) -> Survey:
     """The whole examination of them."""
     survey = Survey(
-        [HostRecord(name(number), name(number)) for number in range(cluster.count)],
-        29500,
+        [HostRecord(name(number), name(number)) for number in range(cluster.count)], 29500
     )
-    clients: list[Any] = [
-        SimulatedClient(cluster, number) for number in range(cluster.count)
-    ]
-    asyncio.run(
-        examination.examine(
-            Coordinator(survey, clients, HostSettings({}), lambda _: None)
-        )
-    )
+    clients: list[Any] = [SimulatedClient(cluster, number) for number in range(cluster.count)]
+    asyncio.run(examination.examine(Coordinator(survey, clients, HostSettings({}), lambda _: None)))
     return survey

@@ -31,9 +31,7 @@ def test_hosts_that_are_down_are_left_out_and_closed_ways_are_not_measured() -> 
     cluster = Cluster(6, down=[5], closed={(0, 1)}, holes={(2, 3)})
     examine(cluster)
     assert {action for number, action in cluster.requests if number == 5} == set()
-    measured = Counter(
-        number for number, action in cluster.requests if action == "measure"
-    )
+    measured = Counter(number for number, action in cluster.requests if action == "measure")
     assert measured == {0: 3, 1: 4, 2: 3, 3: 4, 4: 4}
 
 
@@ -59,9 +57,7 @@ def test_faults_of_a_simulated_cluster_are_reported_for_the_right_hosts() -> Non
         slow=[6],
         late=[2],
     )
-    reported = {
-        (finding.check, finding.where) for finding in pair_findings(examine(cluster))
-    }
+    reported = {(finding.check, finding.where) for finding in pair_findings(examine(cluster))}
     assert reported == {
         ("host", "n005"),
         ("data ports", "n003"),
@@ -78,9 +74,7 @@ def client(*words: str, start_s: float = START_S) -> NodeClient:
 
 def examined(*programs: str) -> Survey:
     """Real processes in the place of nodes, which run these lines of Python."""
-    hosts = [
-        HostRecord(f"host{number}", "localhost") for number in range(len(programs))
-    ]
+    hosts = [HostRecord(f"host{number}", "localhost") for number in range(len(programs))]
     survey = Survey(hosts, 29500)
     clients = [client(sys.executable, "-c", program) for program in programs]
     coordinator = Coordinator(survey, clients, HostSettings({}), lambda _: None)
@@ -98,10 +92,7 @@ def examined(*programs: str) -> Survey:
 HELLO = """print('{"kind": "hello", "protocol": 5}', flush=True)\n"""
 # The request `begin`, after a heartbeat.
 BEGIN = "while '\"begin\"' not in input(): pass\n"
-ANSWER = (
-    BEGIN
-    + """print('{"kind": "answer", "id": 1, %s}', flush=True)\nwhile True: input()"""
-)
+ANSWER = BEGIN + """print('{"kind": "answer", "id": 1, %s}', flush=True)\nwhile True: input()"""
 
 
 @pytest.mark.parametrize(
@@ -172,20 +163,15 @@ def test_a_node_whose_answers_have_another_form_is_left_out_and_the_others_are_n
     assert "its answer is not that of the doctor: " in odd.absent
 
 
-def test_a_node_without_an_answer_counts_as_lost_and_greetings_of_a_login_do_not_matter() -> (
-    None
-):
+def test_a_node_without_an_answer_counts_as_lost_and_greetings_of_a_login_do_not_matter() -> None:
     async def try_it() -> None:
         node = client(
-            sys.executable,
-            "-c",
-            "print('Last login: today')\n" + HELLO + "while True: input()",
+            sys.executable, "-c", "print('Last login: today')\n" + HELLO + "while True: input()"
         )
         try:
             await node.open()
             with pytest.raises(
-                NodeLostError,
-                match=r"it did not answer within 0.05 s \(asked for: names\)",
+                NodeLostError, match=r"it did not answer within 0.05 s \(asked for: names\)"
             ):
                 await node.ask("names", 0.05)
             with pytest.raises(NodeLostError):

@@ -29,17 +29,10 @@ LO, ETH0, DOCKER0, IB0 = (
 )
 
 
-def survey(
-    *leads_to: str, reached_at: str | None = None, by_ssh: bool = True
-) -> Survey:
+def survey(*leads_to: str, reached_at: str | None = None, by_ssh: bool = True) -> Survey:
     """Two hosts, of which the first looks for the second, which has four networks."""
     host = HostRecord(
-        "b",
-        "b",
-        address=reached_at,
-        interfaces=[LO, DOCKER0, ETH0, IB0],
-        gloo=DOCKER0,
-        nccl=IB0,
+        "b", "b", address=reached_at, interfaces=[LO, DOCKER0, ETH0, IB0], gloo=DOCKER0, nccl=IB0
     )
     result = Survey([HostRecord("a", "a", interfaces=[LO]), host], 29500, by_ssh=by_ssh)
     result.edge(0, 1).addresses = list(leads_to)

@@ -14,19 +14,13 @@ import pytest
 from drumline.tools.doctor.cluster import compare_hosts
 from drumline.tools.doctor.finding import Finding
 from drumline.tools.doctor.machine import folder_hashes
-from drumline.tools.doctor.machine.folder_hashes import (
-    code_facts,
-    data_facts,
-    files_below,
-)
+from drumline.tools.doctor.machine.folder_hashes import code_facts, data_facts, files_below
 from drumline.tools.doctor.machine.machine_checks import machine_findings
 from tests.unit.tools.doctor.machines import gpu, healthy, network
 
 
 def findings(**hosts: dict[str, Any]) -> list[Finding]:
-    return compare_hosts(
-        {name: healthy(name, **changes) for name, changes in hosts.items()}
-    )
+    return compare_hosts({name: healthy(name, **changes) for name, changes in hosts.items()})
 
 
 def test_hosts_that_are_alike_have_no_findings() -> None:
@@ -50,16 +44,8 @@ ODD: list[tuple[dict[str, Any], str, str]] = [
         "problem",
         "torch differs across hosts: 2.13.0+cu128 on a and b; 2.11.0 on c",
     ),
-    (
-        {"cuda": None},
-        "problem",
-        "CUDA (of torch) differs across hosts: 12.8 on a and b; none on c",
-    ),
-    (
-        {"nccl": "2.26.2"},
-        "problem",
-        "NCCL differs across hosts: 2.27.5 on a and b; 2.26.2 on c",
-    ),
+    ({"cuda": None}, "problem", "CUDA (of torch) differs across hosts: 12.8 on a and b; none on c"),
+    ({"nccl": "2.26.2"}, "problem", "NCCL differs across hosts: 2.27.5 on a and b; 2.26.2 on c"),
     (
         {"driver": "560.1"},
         "warning",
@@ -111,12 +97,10 @@ ODD: list[tuple[dict[str, Any], str, str]] = [
 def test_the_odd_one_of_three_is_named() -> None:
     for changes, level, what in ODD:
         for order in (("a", "b", "c"), ("c", "a", "b")):
-            differences = findings(
-                **{name: changes if name == "c" else {} for name in order}
-            )
-            assert [
-                (finding.level, finding.where, finding.what) for finding in differences
-            ] == [(level, "c", what)]
+            differences = findings(**{name: changes if name == "c" else {} for name in order})
+            assert [(finding.level, finding.where, finding.what) for finding in differences] == [
+                (level, "c", what)
+            ]
             assert differences[0].fix
 
 
@@ -147,17 +131,12 @@ def test_256_hosts_take_little_time_and_few_lines() -> None:
             code = {**code, "files": {**files, "part/1.py": "other"}, "hash": "y"}
             installed["package-299"] = "3.0"
         hosts[f"node-{number}"] = healthy(
-            f"node-{number}",
-            packages=installed,
-            code=code,
-            torch=f"2.{11 + number % 2}",
+            f"node-{number}", packages=installed, code=code, torch=f"2.{11 + number % 2}"
         )
     start = time.process_time()
     differences = compare_hosts(hosts)
     assert time.process_time() - start < 5
-    assert all(
-        len(finding.what) < 1500 and len(finding.where) < 80 for finding in differences
-    )
+    assert all(len(finding.what) < 1500 and len(finding.where) < 80 for finding in differences)
     by_check = {finding.what.partition(":")[0]: finding for finding in differences}
     torch = by_check["torch differs across hosts"]
     assert torch.where == "node-1, node-3, node-5, node-7 and 124 more"
@@ -186,27 +165,13 @@ def write(folder: Path, **files: str) -> Path:
 
 def test_the_first_files_of_other_code_are_named(tmp_path: Path) -> None:
     files = {f"{letter}_dot_py": letter for letter in "klmnopq"}
-    a = write(
-        tmp_path / "a",
-        train_dot_py="1",
-        model__net_dot_py="2",
-        notes_dot_md="x",
-        **files,
-    )
-    b = write(
-        tmp_path / "b",
-        train_dot_py="1",
-        model__net_dot_py="2",
-        notes_dot_md="y",
-        **files,
-    )
+    a = write(tmp_path / "a", train_dot_py="1", model__net_dot_py="2", notes_dot_md="x", **files)
+    b = write(tmp_path / "b", train_dot_py="1", model__net_dot_py="2", notes_dot_md="y", **files)
     c = write(tmp_path / "c", train_dot_py="changed", model__new_dot_py="3")
     differences = findings(
         a={"code": code_facts(a)}, b={"code": code_facts(b)}, c={"code": code_facts(c)}
     )
-    assert [
-        (finding.level, finding.where, finding.what) for finding in differences
-    ] == [
+    assert [(finding.level, finding.where, finding.what) for finding in differences] == [
         (
             "problem",
             "c",
@@ -254,13 +219,7 @@ def test_of_much_code_the_first_files_are_compared(
     a = write(tmp_path / "a", **files)
     b = write(tmp_path / "b", **{**files, "009_dot_py": "changed"})
     monkeypatch.setattr(folder_hashes, "MAX_CODE_FILES", 5)
-    assert list(code_facts(a)["files"]) == [
-        "000.py",
-        "001.py",
-        "002.py",
-        "003.py",
-        "004.py",
-    ]
+    assert list(code_facts(a)["files"]) == ["000.py", "001.py", "002.py", "003.py", "004.py"]
     assert findings(a={"code": code_facts(a)}, b={"code": code_facts(b)}) == []
     write(b, **{"003_dot_py": "changed"})
     differences = findings(a={"code": code_facts(a)}, b={"code": code_facts(b)})
@@ -277,9 +236,7 @@ def data(folder: Path, count: int = 40) -> Path:
     return folder
 
 
-def test_different_data_is_found_by_its_count_its_bytes_or_its_names(
-    tmp_path: Path,
-) -> None:
+def test_different_data_is_found_by_its_count_its_bytes_or_its_names(tmp_path: Path) -> None:
     a = data(tmp_path / "a")
     b = data(tmp_path / "b")
     facts = data_facts(a)
@@ -293,8 +250,7 @@ def test_different_data_is_found_by_its_count_its_bytes_or_its_names(
             for finding in differences
         )
         assert all(
-            finding.fix == "copy it again, or mount the same volume"
-            for finding in differences
+            finding.fix == "copy it again, or mount the same volume" for finding in differences
         )
         return [
             finding.what.removeprefix(f"the data in {b} differs from that on a: ")
@@ -328,18 +284,14 @@ def test_of_much_data_the_first_files_are_compared(
     assert (whole["complete"], part["files"], part["complete"]) == (True, 13, False)
     part = data_facts(data(tmp_path / "c"))
     differences = findings(a={"data": part}, b={"data": data_facts(tmp_path / "b")})
-    assert [
-        (finding.level, finding.where, finding.what) for finding in differences
-    ] == [
+    assert [(finding.level, finding.where, finding.what) for finding in differences] == [
         ("note", "a and b", "the data has many files; the first 20,000 were compared")
     ]
     first = next(files_below(tmp_path / "b", enters=lambda entry: True))
     Path(first.path).write_bytes(b"short")
     differences = findings(a={"data": part}, b={"data": data_facts(tmp_path / "b")})
     assert [finding.level for finding in differences] == ["problem", "note"]
-    assert differences[0].what.startswith(
-        f"the data in {tmp_path / 'b'} differs from that on a: "
-    )
+    assert differences[0].what.startswith(f"the data in {tmp_path / 'b'} differs from that on a: ")
 
 
 def test_a_folder_that_takes_too_long_is_not_compared(
@@ -363,10 +315,7 @@ def test_a_walk_is_sorted_and_survives_what_it_cannot_read(tmp_path: Path) -> No
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "again").symlink_to(tmp_path / "x")
-    files = [
-        (entry.name, entry.size)
-        for entry in files_below(tmp_path, enters=lambda entry: True)
-    ]
+    files = [(entry.name, entry.size) for entry in files_below(tmp_path, enters=lambda entry: True)]
     names = [name for name, _ in files]
     assert names == sorted(names, key=lambda name: name.split("/"))
     assert ("broken", -1) in files

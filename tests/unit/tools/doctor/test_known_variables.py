@@ -40,13 +40,7 @@ def test_the_table_holds_together() -> None:
 
 def test_a_harmless_setting_is_no_finding() -> None:
     assert (
-        said(
-            NCCL_DEBUG="WARN",
-            NCCL_P2P_DISABLE="0",
-            NCCL_IB_HCA="mlx5",
-            OMP_NUM_THREADS="8",
-        )
-        == []
+        said(NCCL_DEBUG="WARN", NCCL_P2P_DISABLE="0", NCCL_IB_HCA="mlx5", OMP_NUM_THREADS="8") == []
     )
     assert said(CUDA_SOMETHING="1", NCCL_UNKNOWN_SETTING="1") == []
 

@@ -54,12 +54,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "torch 2.13.0+cpu was built without CUDA and cannot use the 2 GPUs",
         "pip uninstall torch, and install a CUDA build",
     ),
-    (
-        {"gpus": []},
-        "note",
-        "torch 2.13.0+cu128 was built for CUDA 12.8, but there is no GPU",
-        "",
-    ),
+    ({"gpus": []}, "note", "torch 2.13.0+cu128 was built for CUDA 12.8, but there is no GPU", ""),
     (
         {"gpus": [], "gpu_error": "nvidia-smi failed: no output"},
         "problem",
@@ -78,12 +73,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "driver 525.60.11 is too old for CUDA 12.8, which torch was built for: 525.60.13 or later is needed",
         "update the driver (in a container, add cuda-compat), or install a build for an older CUDA",
     ),
-    (
-        {"visible_gpus": ""},
-        "problem",
-        "CUDA_VISIBLE_DEVICES= hides 2 GPUs from torch",
-        GPU_FIX,
-    ),
+    ({"visible_gpus": ""}, "problem", "CUDA_VISIBLE_DEVICES= hides 2 GPUs from torch", GPU_FIX),
     (
         {"visible_gpus": "0,0"},
         "problem",
@@ -110,12 +100,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "export CUDA_VISIBLE_DEVICES=0,2",
     ),
     (
-        {
-            "gpus": [
-                gpu(0),
-                gpu(1, processes=[{"pid": 7, "name": "python", "memory_bytes": None}]),
-            ]
-        },
+        {"gpus": [gpu(0), gpu(1, processes=[{"pid": 7, "name": "python", "memory_bytes": None}])]},
         "warning",
         "already in use: GPU 1 by python (pid 7)",
         "stop them if they are yours, or export CUDA_VISIBLE_DEVICES=0",
@@ -175,13 +160,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "docker run --ulimit nofile=65536, or raise nofile in /etc/security/limits.conf",
     ),
     (
-        {
-            "memory": {
-                "bytes": 64 * GIB,
-                "available_bytes": 60 * GIB,
-                "limit_bytes": GIB // 2,
-            }
-        },
+        {"memory": {"bytes": 64 * GIB, "available_bytes": 60 * GIB, "limit_bytes": GIB // 2}},
         "warning",
         "512 MiB of memory is free, of the container's limit of 512 MiB: a rank with DataLoader workers needs more",
         "stop other processes, or give the container more memory (docker run --memory)",
@@ -340,15 +319,8 @@ def test_a_machine_without_any_network_may_use_the_loopback() -> None:
 
 
 def test_problems_come_first_and_decide() -> None:
-    reported = machine_findings(
-        healthy(torch=None, cpus={"count": 1, "usable": 1, "quota": None})
-    )
-    assert [finding.level for finding in sorted_findings(reported)] == [
-        "problem",
-        "warning",
-    ]
+    reported = machine_findings(healthy(torch=None, cpus={"count": 1, "usable": 1, "quota": None}))
+    assert [finding.level for finding in sorted_findings(reported)] == ["problem", "warning"]
     assert has_problems(reported)
-    assert not has_problems(
-        [finding for finding in reported if finding.level != "problem"]
-    )
+    assert not has_problems([finding for finding in reported if finding.level != "problem"])
     assert Finding(level="note", check="x", where="a", what="b").line() == "note: a: b"

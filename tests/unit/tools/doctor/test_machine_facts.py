@@ -19,10 +19,7 @@ from drumline.tools.doctor.finding import has_problems
 from drumline.tools.doctor.machine import machine_facts
 from drumline.tools.doctor.machine.folder_hashes import MAX_CODE_FILES
 from drumline.tools.doctor.machine.known_variables import NOT_SHOWN, shown_variables
-from drumline.tools.doctor.machine.machine_checks import (
-    machine_findings,
-    num_visible_gpus,
-)
+from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.tools.doctor.machine.machine_facts import (
     HostSettings,
     disk_facts,
@@ -89,10 +86,9 @@ def test_nvidia_smi_is_read() -> None:
     assert (first["index"], first["name"], first["processes"]) == (0, "NVIDIA H200", [])
     assert (first["memory_bytes"] >> 20, first["used_bytes"] >> 20) == (143771, 1)
     assert second["used_bytes"] is None
-    assert second["processes"] == [
-        {"pid": 4711, "name": "python"},
-        {"pid": 4712, "name": "?"},
-    ], "arguments of other people's programs are not shown"
+    assert second["processes"] == [{"pid": 4711, "name": "python"}, {"pid": 4712, "name": "?"}], (
+        "arguments of other people's programs are not shown"
+    )
     assert read_nvidia_smi("", "") == {"driver": None, "gpus": [], "gpu_error": ""}
 
 
@@ -144,13 +140,7 @@ def test_code_of_which_only_a_part_is_read_is_shown_as_that() -> None:
 
 def test_a_machine_is_shown_in_lines() -> None:
     code = {"folder": "src", "files": {"a.py": "1"}, "hash": "abc"}
-    data = {
-        "folder": "/data",
-        "files": 3,
-        "bytes": 2048,
-        "hash": "def",
-        "complete": False,
-    }
+    data = {"folder": "/data", "files": 3, "bytes": 2048, "hash": "def", "complete": False}
     variables = {
         "NCCL_DEBUG": "WARN",
         "NCCL_RINGS": "x",
@@ -176,15 +166,9 @@ def test_a_machine_is_shown_in_lines() -> None:
         ("clock", "synchronized"),
         ("code", "src: 1 files, abc"),
         ("data", "/data: at least 3 files, 2 KiB, def"),
-        (
-            "variable",
-            "NCCL_DEBUG=WARN (how much NCCL logs (VERSION, WARN, INFO, TRACE))",
-        ),
+        ("variable", "NCCL_DEBUG=WARN (how much NCCL logs (VERSION, WARN, INFO, TRACE))"),
         ("variable", "NCCL_RINGS=x (has no effect any more)"),
-        (
-            "variable",
-            "NCCL_BLOCKING_WAIT=0 (an old name; see TORCH_NCCL_BLOCKING_WAIT)",
-        ),
+        ("variable", "NCCL_BLOCKING_WAIT=0 (an old name; see TORCH_NCCL_BLOCKING_WAIT)"),
         ("variable", f"NCCL_OWN={NOT_SHOWN} (not known to drumline)"),
     ]
     bare = healthy(
@@ -200,11 +184,7 @@ def test_a_machine_is_shown_in_lines() -> None:
         clock={"synchronised": None},
     )
     shown = dict(machine_rows(bare))
-    assert (shown["torch"], shown["driver"], shown["GPUs"]) == (
-        "not installed",
-        "none",
-        "none",
-    )
+    assert (shown["torch"], shown["driver"], shown["GPUs"]) == ("not installed", "none", "none")
     assert shown["CUDA_VISIBLE_DEVICES"] == "not set"
     assert shown["processors"] == "4 of 8, the container's quota is 2.5"
     assert shown["memory"] == "2 KiB, 0 bytes free, the container's limit is 1 KiB"
@@ -217,19 +197,8 @@ def test_a_machine_is_shown_in_lines() -> None:
 
 
 def test_how_many_gpus_torch_would_see() -> None:
-    values = {
-        None: 2,
-        "": 0,
-        "0": 1,
-        "1,0": 2,
-        "0,0": 0,
-        "0,7,1": 1,
-        "GPU-1": 1,
-        "MIG-a,MIG-b": 2,
-    }
-    assert {
-        value: num_visible_gpus(healthy(visible_gpus=value)) for value in values
-    } == values
+    values = {None: 2, "": 0, "0": 1, "1,0": 2, "0,0": 0, "0,7,1": 1, "GPU-1": 1, "MIG-a,MIG-b": 2}
+    assert {value: num_visible_gpus(healthy(visible_gpus=value)) for value in values} == values
     assert num_visible_gpus(healthy(cuda=None)) == 0
 
 
@@ -257,20 +226,12 @@ def test_packages_are_those_that_would_be_imported(
         (tmp_path / file).write_text(f"Name: {name}\nVersion: {version}\n")
     (tmp_path / "first/broken-1.0.dist-info").mkdir()
     monkeypatch.setattr(
-        sys,
-        "path",
-        [str(tmp_path / "first"), str(tmp_path / "second"), str(tmp_path / "none")],
+        sys, "path", [str(tmp_path / "first"), str(tmp_path / "second"), str(tmp_path / "none")]
     )
-    assert installed_packages() == {
-        "numpy": "2.4.6",
-        "own-tool": "0.3",
-        "torch": "2.11.0",
-    }
+    assert installed_packages() == {"numpy": "2.4.6", "own-tool": "0.3", "torch": "2.11.0"}
 
 
-def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(
-    tmp_path: Path,
-) -> None:
+def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
     (tmp_path / "torch" / "version.py").write_text(
@@ -288,11 +249,7 @@ def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(
         "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', Path.cwd())}",
     }
     completed = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=True,
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
     )
     assert completed.stdout.splitlines() == [
         "{'torch': '2.12.0+cu130', 'cuda': '13.0', 'nccl': '2.28.9'}",

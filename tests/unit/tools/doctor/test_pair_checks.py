@@ -22,12 +22,7 @@ def healthy(*names: str) -> Survey:
     """Hosts between which everything is well."""
     hosts = []
     for number, name in enumerate(names, start=1):
-        eth0 = {
-            "name": "eth0",
-            "address": f"10.0.0.{number}",
-            "mtu": 1500,
-            "is_up": True,
-        }
+        eth0 = {"name": "eth0", "address": f"10.0.0.{number}", "mtu": 1500, "is_up": True}
         networks = [{**eth0, "name": "lo", "address": "127.0.0.1"}, eth0]
         host = HostRecord(
             name,
@@ -80,10 +75,7 @@ def test_an_absent_host() -> None:
 def test_what_a_host_could_not_do() -> None:
     survey = healthy("a", "b")
     survey.hosts[1].errors.append("facts: OSError: no")
-    assert (
-        the_only(survey).line()
-        == "problem: b: a check failed there: facts: OSError: no"
-    )
+    assert the_only(survey).line() == "problem: b: a check failed there: facts: OSError: no"
 
 
 @pytest.mark.parametrize(
@@ -104,20 +96,13 @@ def test_what_a_host_could_not_do() -> None:
         ("a b c", "ba bc", "b", "data ports closed to every other host"),
         ("a b c d", "ab", "a -> b", "data ports closed from a"),
         ("a b c d", "ab cb", "a and c -> b", "data ports closed from a and c"),
-        (
-            "a b c",
-            "ab ac ba bc ca cb",
-            "every host",
-            "data ports closed between all of them",
-        ),
+        ("a b c", "ab ac ba bc ca cb", "every host", "data ports closed between all of them"),
     ],
 )
 def test_data_ports(names: str, closed: str, where: str, words: str) -> None:
     findings = [
         finding
-        for finding in pair_findings(
-            change(healthy(*names.split()), closed, data=Reason.NO_ANSWER)
-        )
+        for finding in pair_findings(change(healthy(*names.split()), closed, data=Reason.NO_ANSWER))
         if finding.check == "data ports"
     ]
     assert [finding.where for finding in findings][:1] == [where]
@@ -131,13 +116,8 @@ def test_data_ports(names: str, closed: str, where: str, words: str) -> None:
 def test_where_data_ports_are_to_be_opened() -> None:
     closed = {"data": Reason.REFUSED}
     assert "on b for" in the_only(change(healthy("a", "b", "c"), "ab cb", **closed)).fix
-    assert (
-        "out of b for"
-        in the_only(change(healthy("a", "b", "c"), "ba bc", **closed)).fix
-    )
-    assert (
-        "on a and b for" in the_only(change(healthy("a", "b"), "ab ba", **closed)).fix
-    )
+    assert "out of b for" in the_only(change(healthy("a", "b", "c"), "ba bc", **closed)).fix
+    assert "on a and b for" in the_only(change(healthy("a", "b"), "ab ba", **closed)).fix
     assert (
         "AWS: all traffic from the security group itself"
         in the_only(change(healthy("a", "b"), "ab", **closed)).fix
@@ -147,10 +127,7 @@ def test_where_data_ports_are_to_be_opened() -> None:
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        (
-            Reason.REFUSED,
-            "refused, though a process listens there: a firewall rejects it",
-        ),
+        (Reason.REFUSED, "refused, though a process listens there: a firewall rejects it"),
         (Reason.NO_ROUTE, "no route to host, or a firewall rejects it"),
         (Reason.WRONG_HOST, "another host or program answers there"),
     ],
@@ -160,16 +137,13 @@ def test_how_a_port_is_closed(outcome: str, words: str) -> None:
 
 
 def test_the_rendezvous_port() -> None:
-    finding = the_only(
-        change(healthy("a", "b", "c"), "ba ca", rendezvous=Reason.NO_ANSWER)
-    )
+    finding = the_only(change(healthy("a", "b", "c"), "ba ca", rendezvous=Reason.NO_ANSWER))
     assert finding.line().startswith(
         "problem: a: the rendezvous port 29500 is closed from every other host (no answer"
     )
     assert finding.fix == "open TCP 29500 on a to the job's hosts"
     assert (
-        the_only(change(healthy("a", "b", "c"), "ca", rendezvous=Reason.REFUSED)).where
-        == "c -> a"
+        the_only(change(healthy("a", "b", "c"), "ca", rendezvous=Reason.REFUSED)).where == "c -> a"
     )
 
 
@@ -187,13 +161,9 @@ def test_a_rendezvous_port_that_is_taken() -> None:
 def test_a_name_that_does_not_resolve() -> None:
     unknown = {"addresses": [], "name_error": "Name or service not known"}
     finding = the_only(change(healthy("a", "b", "c"), "ac", **unknown))
+    assert finding.line() == "problem: a -> c: c does not resolve on a (Name or service not known)"
     assert (
-        finding.line()
-        == "problem: a -> c: c does not resolve on a (Name or service not known)"
-    )
-    assert (
-        finding.fix
-        == "add `10.0.0.3 c` to /etc/hosts on a or to DNS, or give --hosts by address"
+        finding.fix == "add `10.0.0.3 c` to /etc/hosts on a or to DNS, or give --hosts by address"
     )
     assert the_only(change(healthy("a", "b", "c"), "ac bc", **unknown)).where == "c"
     finding = the_only(change(healthy("a", "b", "c"), "ba bc", **unknown))
@@ -214,20 +184,13 @@ def test_a_name_that_leads_elsewhere() -> None:
     # What is closed at the wrong address is not told of the right host.
     assert (
         the_only(
-            change(
-                healthy("a", "b"),
-                "ba",
-                addresses=["10.9.9.9"],
-                rendezvous=Reason.NO_ANSWER,
-            )
+            change(healthy("a", "b"), "ba", addresses=["10.9.9.9"], rendezvous=Reason.NO_ANSWER)
         ).check
         == "name"
     )
     # An address that is translated on the way is as good.
     assert (
-        pair_findings(
-            change(healthy("a", "b"), "ba", addresses=["54.1.2.3"], rendezvous="open")
-        )
+        pair_findings(change(healthy("a", "b"), "ba", addresses=["54.1.2.3"], rendezvous="open"))
         == []
     )
 
@@ -248,10 +211,7 @@ def test_an_interface_that_nobody_reaches() -> None:
     )
     assert finding.fix == "export GLOO_SOCKET_IFNAME=eth0 on b"
     survey.hosts[1].variables = {"GLOO_SOCKET_IFNAME": "docker0"}
-    assert (
-        "(172.17.0.1, set by GLOO_SOCKET_IFNAME=docker0), which"
-        in the_only(survey).what
-    )
+    assert "(172.17.0.1, set by GLOO_SOCKET_IFNAME=docker0), which" in the_only(survey).what
     assert pair_findings(change(survey, "ab", others={"172.17.0.1": "open"})) == [], (
         "a second network that works"
     )
@@ -308,16 +268,15 @@ def test_slow_lines() -> None:
         == "problem: b: links from every other host carry 800 Mbit/s; others carry 8.0 Gbit/s"
     )
     assert finding.fix.startswith("ethtool eth0; tc qdisc show dev eth0 on b")
-    assert the_only(
-        change(healthy("a", "b", "c"), "ba bc", bytes_per_s=1e8)
-    ).what.startswith("links to every other host carry")
-    assert the_only(
-        change(healthy("a", "b", "c"), "ab cb", bytes_per_s=1e8)
-    ).what.startswith("links from every other host carry")
+    assert the_only(change(healthy("a", "b", "c"), "ba bc", bytes_per_s=1e8)).what.startswith(
+        "links to every other host carry"
+    )
+    assert the_only(change(healthy("a", "b", "c"), "ab cb", bytes_per_s=1e8)).what.startswith(
+        "links from every other host carry"
+    )
     finding = the_only(change(healthy("a", "b", "c"), "ac", bytes_per_s=1e8))
     assert (
-        finding.line()
-        == "problem: a -> c: links from a carry 800 Mbit/s; others carry 8.0 Gbit/s"
+        finding.line() == "problem: a -> c: links from a carry 800 Mbit/s; others carry 8.0 Gbit/s"
     )
     assert the_only(change(healthy("a", "b"), "ab", bytes_per_s=1e8)).where == "a -> b"
     assert pair_findings(change(healthy("a", "b", "c"), "ac", bytes_per_s=4e8)) == [], (
@@ -328,13 +287,8 @@ def test_slow_lines() -> None:
 
 
 def test_a_line_that_could_not_be_measured() -> None:
-    finding = the_only(
-        change(healthy("a", "b"), "ab", bytes_per_s=None, error="timed out")
-    )
-    assert (
-        finding.line()
-        == "problem: a -> b: it opened, but could not be measured: timed out"
-    )
+    finding = the_only(change(healthy("a", "b"), "ab", bytes_per_s=None, error="timed out"))
+    assert finding.line() == "problem: a -> b: it opened, but could not be measured: timed out"
 
 
 def clocks(*ahead: float) -> list[Finding]:
@@ -362,14 +316,9 @@ def test_lists_of_names() -> None:
     ]
 
 
-def test_a_host_whose_facts_have_another_form_is_reported_and_the_rest_is_judged() -> (
-    None
-):
+def test_a_host_whose_facts_have_another_form_is_reported_and_the_rest_is_judged() -> None:
     survey = Survey(
-        [
-            HostRecord("a", "a", facts=machines.healthy()),
-            HostRecord("b", "b", facts={"host": 3}),
-        ],
+        [HostRecord("a", "a", facts=machines.healthy()), HostRecord("b", "b", facts={"host": 3})],
         29500,
     )
     findings = cluster.check_facts(survey)

@@ -79,9 +79,7 @@ FREEZE = "freeze them (requires_grad=False), or set "
         ),
     ],
 )
-def test_what_has_to_be_set(
-    use: ParameterUse, config: Config, line: str, fix: str
-) -> None:
+def test_what_has_to_be_set(use: ParameterUse, config: Config, line: str, fix: str) -> None:
     [finding] = use_findings(use, config, task="mine")
     assert (finding.line(), finding.fix) == (line, fix)
 
@@ -115,17 +113,12 @@ class Branches(Classify):
 
     def model(self) -> nn.Module:
         model = nn.ModuleDict(
-            {
-                name: nn.Linear(6, 6).double()
-                for name in ("always", "never", "random", "frozen")
-            }
+            {name: nn.Linear(6, 6).double() for name in ("always", "never", "random", "frozen")}
         )
         model["frozen"].requires_grad_(False)
         model["head"] = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2)).double()
         recorded["model"] = model
-        recorded["weights"] = {
-            name: tensor.clone() for name, tensor in model.state_dict().items()
-        }
+        recorded["weights"] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         recorded["task"] = self
         return model
 
@@ -136,11 +129,7 @@ class Branches(Classify):
         hidden = model["always"](model["frozen"](batch[0]))
         if torch.rand(()) < 0.5:
             hidden = hidden + model["random"](hidden)
-        return Loss(
-            nn.functional.cross_entropy(
-                model["head"](hidden), batch[1], reduction="sum"
-            )
-        )
+        return Loss(nn.functional.cross_entropy(model["head"](hidden), batch[1], reduction="sum"))
 
 
 def use_of(task: type[Task], config: Config, most: int) -> ParameterUse:
@@ -159,12 +148,7 @@ def test_batches_are_run_and_nothing_is_changed() -> None:
     seed_rank(0, 0)  # as after the model was wrapped
     assert torch.equal(state, torch.get_rng_state())
     assert (use.num_trained, use.num_batches) == (10, 12)
-    assert use.unused.keys() == {
-        "never.weight",
-        "never.bias",
-        "random.weight",
-        "random.bias",
-    }
+    assert use.unused.keys() == {"never.weight", "never.bias", "random.weight", "random.bias"}
     assert use.unused["never.bias"] == 12
     assert 0 < use.unused["random.bias"] < 12, "random numbers continue"
     assert use.never == ["never.weight", "never.bias"]

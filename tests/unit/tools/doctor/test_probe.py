@@ -45,25 +45,17 @@ def test_open_ports_take_large_messages_and_have_a_speed(port: int) -> None:
 
 
 def test_a_wrong_token_or_node_is_reported_as_another_host(port: int) -> None:
-    assert probe(Target(4, HERE, port), TOKEN) == {
-        "outcome": "another host or program answers"
-    }
-    assert probe(Target(3, HERE, port), b"x" * 16) == {
-        "outcome": "another host or program answers"
-    }
+    assert probe(Target(4, HERE, port), TOKEN) == {"outcome": "another host or program answers"}
+    assert probe(Target(3, HERE, port), b"x" * 16) == {"outcome": "another host or program answers"}
     with socket.create_connection((HERE, port)) as call:
         call.sendall(CALL.pack(b"x" * 16, PING, 0, 0.0))
         assert call.recv(100) == b""
 
 
 def test_closed_ports() -> None:
-    assert probe(Target(3, HERE, free_port()), TOKEN) == {
-        "outcome": "connection refused"
-    }
+    assert probe(Target(3, HERE, free_port()), TOKEN) == {"outcome": "connection refused"}
     # Of everybody on the link, to whom no connection leads.
-    assert (
-        probe(Target(3, "255.255.255.255", 9), TOKEN)["outcome"] == "no route to host"
-    )
+    assert probe(Target(3, "255.255.255.255", 9), TOKEN)["outcome"] == "no route to host"
     assert measure(Target(3, HERE, free_port()), TOKEN, 0.02)["error"].endswith(
         "Connection refused"
     )

@@ -32,35 +32,22 @@ print("a line of somebody else")
 print(json.dumps({"findings": [], "seen": [os.environ[name] for name in names]}))
 """
 
-NUMBERS = {
-    "all_reduce_bytes": 4 << 20,
-    "all_reduce_gb_per_s": 1.5,
-    "all_reduce_latency_us": 80.2,
-}
+NUMBERS = {"all_reduce_bytes": 4 << 20, "all_reduce_gb_per_s": 1.5, "all_reduce_latency_us": 80.2}
 MEASURED = "all_reduce of 4 MiB at 1.5 GB/s, the smallest in 80 us"
 
 
 def host_ranks(num_procs: int = 2, limit_s: float = 30.0) -> HostRanks:
     return HostRanks(
-        first_rank=4,
-        num_procs=num_procs,
-        world_size=8,
-        address="a",
-        port=29500,
-        limit_s=limit_s,
+        first_rank=4, num_procs=num_procs, world_size=8, address="a", port=29500, limit_s=limit_s
     )
 
 
-def run(
-    program: str, monkeypatch: pytest.MonkeyPatch, **choices: Any
-) -> list[dict[str, Any]]:
+def run(program: str, monkeypatch: pytest.MonkeyPatch, **choices: Any) -> list[dict[str, Any]]:
     monkeypatch.setattr(rank_processes, "PROGRAM", ("-c", program))
     return RankProcesses().run(host_ranks(**choices), {})
 
 
-def test_each_rank_has_its_place_and_says_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_rank_has_its_place_and_says_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = run(GOOD, monkeypatch)
     assert first["rank"] == 4
     assert first["result"]["seen"] == ["4", "8", "0", "2", "a", "29500"]
@@ -85,9 +72,7 @@ def test_a_rank_that_fails_or_hangs_is_reported_with_its_last_lines(
     )
 
 
-def test_all_end_when_the_node_does(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_all_end_when_the_node_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = f"import pathlib, os, time; pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch(); time.sleep(99)"
     monkeypatch.setattr(rank_processes, "PROGRAM", ("-c", program))
     group = RankProcesses()
@@ -137,22 +122,14 @@ def test_what_ranks_found_is_reported_once() -> None:
     }
     result = {"findings": [finding], "numbers": NUMBERS}
     outcomes = [{"host": "me@b", "rank": rank, "result": result} for rank in range(2)]
-    assert [
-        finding.line() for finding in collective_findings(outcomes, {"b": "me@b"})
-    ] == ["problem: me@b: wrong sum"]
-    assert (
-        collectives_line(outcomes)
-        == "collectives: 2 ranks, some checks failed; " + MEASURED
-    )
+    assert [finding.line() for finding in collective_findings(outcomes, {"b": "me@b"})] == [
+        "problem: me@b: wrong sum"
+    ]
+    assert collectives_line(outcomes) == "collectives: 2 ranks, some checks failed; " + MEASURED
     blamed = {**finding, "what": "rank 2 on b is stopped", "rank": 2}
     silent = {"host": "b", "rank": 2, "result": None, "error": "killed by SIGKILL"}
-    outcomes = [
-        {"host": "b", "rank": 0, "result": {"findings": [blamed], "numbers": {}}},
-        silent,
-    ]
-    assert len(collective_findings(outcomes, {})) == 1, (
-        "the other rank has explained it"
-    )
+    outcomes = [{"host": "b", "rank": 0, "result": {"findings": [blamed], "numbers": {}}}, silent]
+    assert len(collective_findings(outcomes, {})) == 1, "the other rank has explained it"
     good = [{"host": "b", "rank": 0, "result": {"findings": [], "numbers": {}}}]
     assert collectives_line(good) == "collectives: 1 rank, all values right"
 
@@ -163,9 +140,7 @@ def test_a_node_whose_input_ends_ends_too() -> None:
         connection = HostConnection(Host("host"), words, 20.0)
         client = NodeClient(connection)
         await client.open()
-        assert (await client.ask("names", 20, names=["127.0.0.1"])).keys() == {
-            "127.0.0.1"
-        }
+        assert (await client.ask("names", 20, names=["127.0.0.1"])).keys() == {"127.0.0.1"}
         assert connection.writer is not None
         connection.writer.close()
         await asyncio.wait_for(await connection.open(), 20)

@@ -42,9 +42,7 @@ def test_what_is_wrong_stands_where_the_numbers_would() -> None:
     survey.edge(3, 0).bytes_per_s = None
     assert all_letters(survey) == [" C..-", "R N.-", ".. M-", "?.. -", "---- "]
     cells = [cell.strip() for line in matrix_lines(survey) for cell in line.split("  ")]
-    assert {"closed", "no rendezvous", "no name", "MTU hole", "?", "absent"} <= set(
-        cells
-    )
+    assert {"closed", "no rendezvous", "no name", "MTU hole", "?", "absent"} <= set(cells)
 
 
 def test_a_slow_link_is_marked_beside_its_number() -> None:
@@ -57,9 +55,7 @@ def test_dozens_of_hosts_are_shown_in_letters_of_which_each_is_explained() -> No
     assert max(map(len, lines[:-2])) <= 80
     row = next(line for line in lines if line.startswith(" 3  n003"))
     assert row.split("  ")[-1] == "... .....s" + "." * 50 + "C..."
-    assert lines[1].endswith(
-        "to 0         10        20        30        40        50        60"
-    )
+    assert lines[1].endswith("to 0         10        20        30        40        50        60")
     assert lines[-2].startswith("4,032 links, 3,905 fine")
     assert lines[-1] == ". fine; s slow; C data ports closed"
 
@@ -70,10 +66,7 @@ def finding(where: str, what: str = "it is cold", level: str = "problem") -> Fin
 
 def test_the_same_of_several_hosts_is_reported_once() -> None:
     lines = [
-        text
-        for _, text in finding_lines(
-            [finding("a"), finding("b", level="note"), finding("c")]
-        )
+        text for _, text in finding_lines([finding("a"), finding("b", level="note"), finding("c")])
     ]
     assert lines == [
         "problem: a and c: it is cold",
@@ -100,15 +93,11 @@ def test_the_result() -> None:
     assert result_line([]) == "result: ready to train"
     assert result_line([warning]) == "result: ready to train, with 1 warning"
     findings = [finding("a"), finding("b"), late, warning]
-    assert (
-        result_line(findings) == "result: not ready to train: 2 problems and 1 warning"
-    )
+    assert result_line(findings) == "result: not ready to train: 2 problems and 1 warning"
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_the_report_in_its_order(
-    is_terminal: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_in_its_order(is_terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
     survey = examine(Cluster(3, closed={(0, 1)}))
     report(pair_findings(survey), survey=survey, is_terminal=is_terminal, width=100)
     out = capsys.readouterr().out
@@ -123,9 +112,7 @@ def test_the_report_in_its_order(
 
 def test_json_has_all() -> None:
     survey = examine(Cluster(3, closed={(0, 1)}, down=[2]))
-    document = json.loads(
-        as_json(pair_findings(survey), survey=survey, facts={"n000": {}})
-    )
+    document = json.loads(as_json(pair_findings(survey), survey=survey, facts={"n000": {}}))
     assert document["result"] == "result: not ready to train: 2 problems"
     assert {entry["check"] for entry in document["findings"]} == {"host", "data ports"}
     assert {
@@ -145,11 +132,7 @@ def test_numbers_as_people_say_them() -> None:
         "48 kbit/s",
         "160 bit/s",
     ]
-    assert [latency(value) for value in (2.2e-5, 1.2e-4, 0.0123)] == [
-        "22 us",
-        "0.12 ms",
-        "12 ms",
-    ]
+    assert [latency(value) for value in (2.2e-5, 1.2e-4, 0.0123)] == ["22 us", "0.12 ms", "12 ms"]
 
 
 def num_steps_of_python(function: Callable[[], None]) -> int:

@@ -17,24 +17,14 @@ from drumline.net.frames import encode
 from drumline.net.handshake import nonce
 from drumline.tools.doctor.machine.machine_facts import HostSettings
 from drumline.tools.doctor.pairs.node_server import PROTOCOL
-from drumline.tools.doctor.pairs.without_ssh import (
-    DoctorRendezvous,
-    NodeOptions,
-    join,
-    listen,
-)
+from drumline.tools.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions, join, listen
 from tests.ranks import free_port
 
 SETTINGS = HostSettings({})
 
 
 def place(
-    node: int,
-    *,
-    nodes: int = 2,
-    secret: str | None = None,
-    wait_s: float = 20.0,
-    port: int = 0,
+    node: int, *, nodes: int = 2, secret: str | None = None, wait_s: float = 20.0, port: int = 0
 ) -> NodeOptions:
     return NodeOptions(node, nodes, "127.0.0.1", port, secret, wait_s)
 
@@ -70,16 +60,8 @@ def _told(node: NodeOptions) -> str:
 @pytest.mark.parametrize(
     ("master", "node", "words"),
     [
-        (
-            None,
-            "one",
-            "node 0 refuses node 1: DRUMLINE_SECRET is set on node 1 and not on node 0",
-        ),
-        (
-            "one",
-            None,
-            "node 0 refuses node 1: DRUMLINE_SECRET is set on node 0 and not on node 1",
-        ),
+        (None, "one", "node 0 refuses node 1: DRUMLINE_SECRET is set on node 1 and not on node 0"),
+        ("one", None, "node 0 refuses node 1: DRUMLINE_SECRET is set on node 0 and not on node 1"),
         (
             "one",
             "two",
@@ -87,9 +69,7 @@ def _told(node: NodeOptions) -> str:
         ),
     ],
 )
-def test_secrets_that_do_not_fit(
-    master: str | None, node: str | None, words: str
-) -> None:
+def test_secrets_that_do_not_fit(master: str | None, node: str | None, words: str) -> None:
     assert refused(place(0, secret=master), place(1, secret=node)) == [words]
 
 
@@ -195,10 +175,7 @@ def test_an_unknown_client_at_the_port_does_not_disturb() -> None:
 
 
 def test_a_master_that_is_not_drumline() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         telling = pool.submit(_told, place(1, port=listener.getsockname()[1]))
         call, _ = listener.accept()
         with call:
@@ -207,13 +184,8 @@ def test_a_master_that_is_not_drumline() -> None:
 
 
 def test_a_master_that_does_not_know_the_secret_it_claims_to_have() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        telling = pool.submit(
-            _told, place(1, secret="one", port=listener.getsockname()[1])
-        )
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        telling = pool.submit(_told, place(1, secret="one", port=listener.getsockname()[1]))
         call, _ = listener.accept()
         with call:
             call.sendall(encode({"nonce": nonce()}) + b'\n{"proof": "00"}\n')
@@ -232,9 +204,7 @@ def test_a_node_reports_that_nothing_listens_and_that_a_name_does_not_resolve() 
     assert "the name does not resolve" in _told(nowhere)
 
 
-def test_a_node_says_itself_that_nothing_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_says_itself_that_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drumline.tools.doctor.pairs.without_ssh.CONNECT_S", 0.3)
     # A listener whose queue is full does not answer, as a firewall that drops packets does not.
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:

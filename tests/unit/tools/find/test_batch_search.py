@@ -45,9 +45,7 @@ def test_errors_that_are_no_lack_of_memory_are_not_taken_for_it() -> None:
         RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear")
     )
     assert is_out_of_memory(
-        RuntimeError(
-            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"
-        )
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
     )
     assert not is_out_of_memory(
         RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")
@@ -89,10 +87,7 @@ def test_all_of_a_step_may_fit() -> None:
 def test_on_the_cpu_the_fastest_is_chosen_and_the_limits_are_named() -> None:
     search = BatchSearch(TRIALS, limit=8, batch_size=8, measures_memory=False)
     assert search.chosen.size == 2
-    assert list(batch_table(search))[1:3] == [
-        "          1         100",
-        "          2         180",
-    ]
+    assert list(batch_table(search))[1:3] == ["          1         100", "          2         180"]
     assert list(describe_batch(search, 0.05, 1)) == [
         "--train.micro_batch_size 2: the fastest; the global batch stays 8: 4 micro-batches a step on 1 rank",
         "on the CPU only speed is measured, not what fits: a process that needs too much memory is killed by the "

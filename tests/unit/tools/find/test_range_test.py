@@ -50,9 +50,7 @@ def test_rates_grow_by_the_same_factor() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
-def test_the_suggestion_is_a_tenth_of_the_rate_with_the_lowest_loss(
-    noise: float,
-) -> None:
+def test_the_suggestion_is_a_tenth_of_the_rate_with_the_lowest_loss(noise: float) -> None:
     test = run_over(valley, noise=noise)
     assert test.has_diverged
     assert len(test.losses) < OPTIONS.steps

@@ -10,18 +10,12 @@ import pytest
 
 from drumline.report.profile.bottleneck import Advice, Savings
 from drumline.tools.profile import advice_trial
-from drumline.tools.profile.advice_trial import (
-    AdviceTrial,
-    ShortRuns,
-    trial_lines,
-    try_advice,
-)
+from drumline.tools.profile.advice_trial import AdviceTrial, ShortRuns, trial_lines, try_advice
 from drumline.tools.prove.killed_run import Leg, RunFailedError
 
 
 def advice(
-    settings: Mapping[str, str] | None,
-    saved_s: tuple[float, float, float] = (0.04, 0.05, 0.03),
+    settings: Mapping[str, str] | None, saved_s: tuple[float, float, float] = (0.04, 0.05, 0.03)
 ) -> Advice:
     return Advice(
         bottleneck="data",
@@ -51,19 +45,12 @@ def test_changed_and_unchanged_runs_take_turns() -> None:
     order.clear()
     workers = {"data.workers": "4"}
     precision = {"train.precision": "bf16"}
-    runs = RecordedRuns(
-        arguments=list, procs=2, folder=Path(), step_s=0.1, batch_size=8
-    )
+    runs = RecordedRuns(arguments=list, procs=2, folder=Path(), step_s=0.1, batch_size=8)
     notes: list[str] = []
     trials = try_advice(
-        [advice(workers), advice(None), advice(precision)],
-        runs,
-        note=notes.append,
-        rounds=2,
+        [advice(workers), advice(None), advice(precision)], runs, note=notes.append, rounds=2
     )
-    assert order == [{}, workers, precision, {}, workers], (
-        "what has failed is not run again"
-    )
+    assert order == [{}, workers, precision, {}, workers], "what has failed is not run again"
     assert notes == ["round 1 of 2: 3 short runs", "round 2 of 2: 3 short runs"]
     assert [(trial.before_s, trial.after_s) for trial in trials] == [
         ([0.08, 0.08], [0.04, 0.04]),
@@ -75,9 +62,7 @@ def test_changed_and_unchanged_runs_take_turns() -> None:
         "--train.precision bf16: the run failed by itself with exit code 1",
     ]
     assert trials[0].document()["ratio"] == 0.5
-    assert (
-        trials[1].document()["failure"] == "the run failed by itself with exit code 1"
-    )
+    assert trials[1].document()["failure"] == "the run failed by itself with exit code 1"
 
 
 def test_what_was_measured_is_kept_when_the_unchanged_job_fails_later() -> None:
@@ -93,10 +78,7 @@ def test_what_was_measured_is_kept_when_the_unchanged_job_fails_later() -> None:
     notes = list[str]()
     (trial,) = try_advice([advice({"data.workers": "4"})], runs, note=notes.append)
     assert (trial.before_s, trial.after_s, trial.failure) == ([0.08], [0.04], None)
-    assert (
-        notes[-1]
-        == "the run with unchanged settings failed: the results are of 1 round"
-    )
+    assert notes[-1] == "the run with unchanged settings failed: the results are of 1 round"
     order.clear()
     failing_from = 0
     with pytest.raises(RunFailedError):
@@ -121,32 +103,19 @@ def test_a_run_begins_without_the_folder_of_a_failed_one(
 
 def test_without_a_setting_to_try_nothing_is_run() -> None:
     order.clear()
-    runs = RecordedRuns(
-        arguments=list, procs=2, folder=Path(), step_s=0.1, batch_size=8
-    )
+    runs = RecordedRuns(arguments=list, procs=2, folder=Path(), step_s=0.1, batch_size=8)
     assert try_advice([advice(None)], runs, note=pytest.fail) == []
     assert order == []
 
 
 @pytest.mark.parametrize(
     ("after_s", "verdict"),
-    [
-        (0.045, "more than predicted"),
-        (0.06, "as predicted"),
-        (0.08, "less than predicted"),
-    ],
+    [(0.045, "more than predicted"), (0.06, "as predicted"), (0.08, "less than predicted")],
 )
-def test_a_result_outside_of_the_band_is_reported_as_such(
-    after_s: float, verdict: str
-) -> None:
+def test_a_result_outside_of_the_band_is_reported_as_such(after_s: float, verdict: str) -> None:
     trial = AdviceTrial(
-        advice=advice({"data.workers": "4"}),
-        before_s=[0.1, 0.11, 0.09],
-        after_s=[after_s] * 3,
+        advice=advice({"data.workers": "4"}), before_s=[0.1, 0.11, 0.09], after_s=[after_s] * 3
     )
     (line,) = trial_lines([trial])
     assert line.endswith(verdict)
-    assert trial.spread == (
-        pytest.approx(after_s / 0.11),
-        pytest.approx(after_s / 0.09),
-    )
+    assert trial.spread == (pytest.approx(after_s / 0.11), pytest.approx(after_s / 0.09))

@@ -28,21 +28,10 @@ from drumline.runs.profile_files import (
 )
 from drumline.runs.profile_result import ProfileResult, read_profile
 from drumline.tools.profile.breakdown import divide_steps, divided, matched
-from drumline.tools.profile.intervals import (
-    clipped,
-    difference,
-    intersection,
-    length,
-    union,
-)
+from drumline.tools.profile.intervals import clipped, difference, intersection, length, union
 from drumline.tools.profile.profile_analysis import analyse, reductions_of
 from drumline.tools.profile.rank_trace import RankTrace, from_events
-from drumline.tools.profile.trace_file import (
-    ColumnBuilder,
-    TraceEntry,
-    read_events,
-    unpacked,
-)
+from drumline.tools.profile.trace_file import ColumnBuilder, TraceEntry, read_events, unpacked
 from tests.unit.tools.scale.profiles import (
     AUTOGRAD,
     Entry,
@@ -72,9 +61,7 @@ def test_the_parts_of_a_step_are_known(tmp_path: Path) -> None:
         "data": 10,
         "host_sync": 0,
     }
-    assert {name: fast.parts_s[name] * 1000 for name in expected} == pytest.approx(
-        expected
-    )
+    assert {name: fast.parts_s[name] * 1000 for name in expected} == pytest.approx(expected)
     assert fast.parts_s["gaps"] * 1000 == pytest.approx(15)
     assert slow.parts_s["waiting_for_rank"] == 0
     assert slow.parts_s["exposed_communication"] * 1000 == pytest.approx(20)
@@ -121,25 +108,17 @@ def two_buckets(run: Path, **facts: Any) -> ProfileResult:
     return analyse(run)
 
 
-def test_python_beside_an_all_reduce_that_nobody_waits_for_is_the_hosts(
-    tmp_path: Path,
-) -> None:
+def test_python_beside_an_all_reduce_that_nobody_waits_for_is_the_hosts(tmp_path: Path) -> None:
     result = two_buckets(tmp_path)
-    assert result.parts_s["gaps"] * 1000 == pytest.approx(10 + 0.2 + 2 + 5), (
-        "as it is shown"
-    )
+    assert result.parts_s["gaps"] * 1000 == pytest.approx(10 + 0.2 + 2 + 5), "as it is shown"
     [rank] = result.ranks
     # Python, the gradients' own nodes, the wait beside the first bucket; then around the optimizer.
-    assert [seconds * 1000 for seconds in rank.host_s] == pytest.approx(
-        [10 + 20 + 1 + 0.2 + 2 + 5]
-    )
+    assert [seconds * 1000 for seconds in rank.host_s] == pytest.approx([10 + 20 + 1 + 0.2 + 2 + 5])
     first, second = result.buckets
     assert (first.ready_s * 1000, second.ready_s * 1000) == pytest.approx((20, 28))
     assert first.host_s is not None
     assert second.host_s is not None
-    assert (first.host_s * 1000, second.host_s * 1000) == pytest.approx(
-        (10.2, 10 + 20 + 1 + 0.2)
-    )
+    assert (first.host_s * 1000, second.host_s * 1000) == pytest.approx((10.2, 10 + 20 + 1 + 0.2))
 
 
 def test_gradients_are_ready_when_they_were(tmp_path: Path) -> None:
@@ -147,23 +126,17 @@ def test_gradients_are_ready_when_they_were(tmp_path: Path) -> None:
     assert [tensor.num_bytes for tensor in result.tensors] == [800, 300, 100]
     ready = [tensor.ready_s * 1000 for tensor in result.tensors]
     assert ready == pytest.approx([20, 24, 28])
-    assert [tensor.backward_s * 1000 for tensor in result.tensors] == pytest.approx(
-        [10, 14, 18]
-    )
+    assert [tensor.backward_s * 1000 for tensor in result.tensors] == pytest.approx([10, 14, 18])
     assert result.tensors[1].host_s * 1000 == pytest.approx(10 + 20 + 1)
 
 
-def test_gradients_that_do_not_fill_the_buckets_of_ddp_are_not_known(
-    tmp_path: Path,
-) -> None:
+def test_gradients_that_do_not_fill_the_buckets_of_ddp_are_not_known(tmp_path: Path) -> None:
     """As those of several types, of which DDP fills buckets side by side."""
     assert two_buckets(tmp_path / "a", tensor_bytes=(300, 800, 100)).tensors == ()
     assert two_buckets(tmp_path / "b", tensor_bytes=()).tensors == ()
 
 
-def test_gradients_that_were_not_timed_are_ready_between_their_buckets(
-    tmp_path: Path,
-) -> None:
+def test_gradients_that_were_not_timed_are_ready_between_their_buckets(tmp_path: Path) -> None:
     """A trace without a node for each of them, as of one that was compiled."""
     sizes = (800, 100, 100, 100, 100)
     result = two_buckets(tmp_path, tensor_bytes=sizes)
@@ -171,9 +144,7 @@ def test_gradients_that_were_not_timed_are_ready_between_their_buckets(
     assert ready == pytest.approx([20, 22, 24, 26, 28])
 
 
-def test_clocks_of_two_hosts_are_compared_by_what_they_leave_together(
-    tmp_path: Path,
-) -> None:
+def test_clocks_of_two_hosts_are_compared_by_what_they_leave_together(tmp_path: Path) -> None:
     expected = two_ranks(tmp_path / "same")
     later = two_ranks(tmp_path / "later", later_ms=5000, host="b")
     assert later.num_nodes == 2
@@ -201,9 +172,7 @@ def test_what_a_rank_sends_on_its_own_thread_is_communication(tmp_path: Path) ->
     before = one_rank(tmp_path, [])
     after = one_rank(tmp_path, sends)
     assert after.parts_s["compute"] == before.parts_s["compute"] > 0
-    added_s = (
-        after.parts_s["exposed_communication"] - before.parts_s["exposed_communication"]
-    )
+    added_s = after.parts_s["exposed_communication"] - before.parts_s["exposed_communication"]
     assert added_s == pytest.approx(0.002)
 
 
@@ -260,9 +229,7 @@ def gpu_entries() -> list[Entry]:
     ]
 
 
-def test_on_a_gpu_kernels_count_and_steps_are_those_of_the_device(
-    tmp_path: Path,
-) -> None:
+def test_on_a_gpu_kernels_count_and_steps_are_those_of_the_device(tmp_path: Path) -> None:
     write_rank(
         tmp_path,
         0,
@@ -280,13 +247,10 @@ def test_on_a_gpu_kernels_count_and_steps_are_those_of_the_device(
     assert (result.kernels[0].name, result.kernels[0].calls) == ("sgemm", 1)
 
 
-def test_on_a_gpu_communication_belongs_to_the_phase_that_called_it(
-    tmp_path: Path,
-) -> None:
+def test_on_a_gpu_communication_belongs_to_the_phase_that_called_it(tmp_path: Path) -> None:
     """The host waits in a log line until the GPU has reduced the gradients."""
     samples = tuple(
-        StackSample(10**18 + ms * 10**6, 0, phase, 0)
-        for phase, ms in enumerate((5, 62))
+        StackSample(10**18 + ms * 10**6, 0, phase, 0) for phase, ms in enumerate((5, 62))
     )
     stacks = StackSamples(
         began_ns=10**18,
@@ -296,9 +260,7 @@ def test_on_a_gpu_communication_belongs_to_the_phase_that_called_it(
     )
     write_rank(tmp_path, 0, gpu_entries(), world_size=1, bucket_bytes=(), stacks=stacks)
     result = analyse(tmp_path)
-    assert result.communication_phases_s == {"backward": pytest.approx(0.002)}, (
-        "30 to 34, 2 steps"
-    )
+    assert result.communication_phases_s == {"backward": pytest.approx(0.002)}, "30 to 34, 2 steps"
 
 
 def test_ranks_on_a_gpu_with_a_slow_one(tmp_path: Path) -> None:
@@ -341,24 +303,18 @@ def test_the_source_line_of_a_host_sync_is_reported_after_it(tmp_path: Path) -> 
     at_ms = {"a.py:1": 3.0, "a.py:7": 4.0, "a.py:9": 61.5}
     lines = tuple((10**18 + int(ms * 1e6), place) for place, ms in at_ms.items())
     write_rank(tmp_path, 0, entries, world_size=1, bucket_bytes=(), sync_lines=lines)
-    assert {
-        sync.source: round(sync.seconds * 2e3, 3) for sync in analyse(tmp_path).syncs
-    } == {
+    assert {sync.source: round(sync.seconds * 2e3, 3) for sync in analyse(tmp_path).syncs} == {
         "a.py:7": 0.4,
         "a.py:9": 1,
     }
 
 
-def syncs_of(
-    run: Path, entries: list[Entry], **at_ms: float
-) -> dict[tuple[str, str], float]:
+def syncs_of(run: Path, entries: list[Entry], **at_ms: float) -> dict[tuple[str, str], float]:
     """The calls of each host sync by its source line and name; `at_ms`: when lines were
     reported."""
     lines = tuple((10**18 + int(ms * 1e6), place) for place, ms in at_ms.items())
     frame = [*gpu_entries()[:2], mark("drumline.end", 61.2, 70), *gpu_entries()[3:12]]
-    write_rank(
-        run, 0, [*frame, *entries], world_size=1, bucket_bytes=(), sync_lines=lines
-    )
+    write_rank(run, 0, [*frame, *entries], world_size=1, bucket_bytes=(), sync_lines=lines)
     return {(sync.source, sync.call): sync.calls * 2 for sync in analyse(run).syncs}
 
 
@@ -377,9 +333,7 @@ def test_a_sync_without_a_line_does_not_get_that_of_the_next(tmp_path: Path) -> 
 
 def test_a_copy_and_its_wait_are_of_one_line(tmp_path: Path) -> None:
     entries = [
-        entry(
-            "cudaMemcpyAsync", 1.0, 1.2, "cuda_runtime"
-        ),  # not of the line: much earlier
+        entry("cudaMemcpyAsync", 1.0, 1.2, "cuda_runtime"),  # not of the line: much earlier
         entry("cudaMemcpyAsync", 3.0, 3.2, "cuda_runtime"),
         entry("cudaStreamSynchronize", 3.21, 3.5, "cuda_runtime"),
     ]
@@ -396,10 +350,7 @@ def test_a_rank_without_a_trace_is_named_and_the_others_count(tmp_path: Path) ->
     result = analyse(tmp_path)
     assert [rank.rank for rank in result.ranks] == [0]
     assert list(result.missing_ranks) == ["1"]
-    assert all(
-        advice.bottleneck not in ("slow_rank", "uneven_ranks")
-        for advice in advise(result)
-    )
+    assert all(advice.bottleneck not in ("slow_rank", "uneven_ranks") for advice in advise(result))
     assert "no trace of rank 1 " in words_of(result)[1]
     trace_path(tmp_path / "profile", 0).unlink()
     with pytest.raises(UsageError, match="has no trace that can be read") as caught:
@@ -425,9 +376,7 @@ def test_a_damaged_trace_is_a_value_error(tmp_path: Path, content: bytes) -> Non
         read_trace(path)
 
 
-def test_a_trace_that_unpacks_to_too_much_or_ends_early_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_trace_that_unpacks_to_too_much_or_ends_early_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     packed = gzip.compress(b" " * 5_000_000)
     path.write_bytes(packed)
@@ -464,9 +413,7 @@ def test_entries_of_a_wrong_type_are_left_out(tmp_path: Path) -> None:
     ]
     wrong += [entry("aten::mm", 0, 1) | {"dur": -5, "args": []}]
     steps = gloo_step(2, 0, bucket_at=30, reduced_at=80)
-    write_rank(
-        tmp_path, 0, [*wrong, *steps, mark("drumline.end", 100, 100)], world_size=1
-    )  # type: ignore[list-item]
+    write_rank(tmp_path, 0, [*wrong, *steps, mark("drumline.end", 100, 100)], world_size=1)  # type: ignore[list-item]
     assert analyse(tmp_path).parts_s["compute"] == pytest.approx(0.025)
 
 
@@ -482,29 +429,18 @@ def instants(pairs: list[tuple[int, int]]) -> set[int]:
 
 @given(times, times, st.integers(0, 20), st.integers(20, 40))
 def test_sets_of_instants(
-    left_pairs: list[tuple[int, int]],
-    right_pairs: list[tuple[int, int]],
-    low: int,
-    high: int,
+    left_pairs: list[tuple[int, int]], right_pairs: list[tuple[int, int]], low: int, high: int
 ) -> None:
     left = union(left_pairs)
     right = union(right_pairs)
     assert all(end < start for (_, end), (start, _) in pairwise(left))
     assert length(left) == len(instants(left_pairs))
-    assert length(intersection(left, right)) == len(
-        instants(left_pairs) & instants(right_pairs)
-    )
-    assert length(difference(left, right)) == len(
-        instants(left_pairs) - instants(right_pairs)
-    )
-    assert length(clipped(left, low, high)) == len(
-        instants(left_pairs) & set(range(low, high))
-    )
+    assert length(intersection(left, right)) == len(instants(left_pairs) & instants(right_pairs))
+    assert length(difference(left, right)) == len(instants(left_pairs) - instants(right_pairs))
+    assert length(clipped(left, low, high)) == len(instants(left_pairs) & set(range(low, high)))
 
 
-operations = st.lists(
-    st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(0, 20))
-)
+operations = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(0, 20)))
 
 
 @given(operations)
@@ -531,9 +467,7 @@ def test_operations_inside_others_count_once(rows: list[tuple[int, int, int]]) -
 
 
 @given(st.lists(times, min_size=4, max_size=4))
-def test_parts_are_disjoint_and_add_up_to_the_step(
-    claims: list[list[tuple[int, int]]],
-) -> None:
+def test_parts_are_disjoint_and_add_up_to_the_step(claims: list[list[tuple[int, int]]]) -> None:
     named = [(str(number), union(pairs)) for number, pairs in enumerate(claims)]
     parts = divided(5, 35, named, "rest")
     left = set(range(5, 35))
@@ -544,27 +478,19 @@ def test_parts_are_disjoint_and_add_up_to_the_step(
     assert sum(parts.values()) == pytest.approx(30)
 
 
-def test_ranks_with_different_numbers_of_collectives_do_not_wait(
-    tmp_path: Path,
-) -> None:
+def test_ranks_with_different_numbers_of_collectives_do_not_wait(tmp_path: Path) -> None:
     two_ranks(tmp_path)
-    traces = {
-        rank: read_trace(trace_path(tmp_path / "profile", rank)) for rank in (0, 1)
-    }
+    traces = {rank: read_trace(trace_path(tmp_path / "profile", rank)) for rank in (0, 1)}
     traces[1] = replace(traces[1], collectives=traces[1].collectives[:1])
     collectives = matched(traces)
     assert [len(collective.by_rank) for collective in collectives] == [1, 1, 1]
-    assert all(
-        not any(step.waited_s.values())
-        for step in divide_steps(0, traces[0], collectives)
-    )
+    assert all(not any(step.waited_s.values()) for step in divide_steps(0, traces[0], collectives))
 
 
 def reduced(times: list[tuple[float, float]]) -> RankTrace:
     """A rank whose all-reduces are called and end at these times, in ms."""
     works = [
-        entry("gloo:all_reduce", call, end, "user_annotation", thread=9)
-        for call, end in times
+        entry("gloo:all_reduce", call, end, "user_annotation", thread=9) for call, end in times
     ]
     return trace_of([mark("drumline.step#2", 0, 100), *works])
 
@@ -583,12 +509,8 @@ def test_groups_of_ranks_with_equal_counts_are_not_one_collective() -> None:
     early = (0.0, 5.0)
     late = (20.0, 25.0)
     together = (40.0, 50.0)
-    traces = {
-        rank: reduced([early if rank < 2 else late, together]) for rank in range(4)
-    }
-    assert [
-        len(collective.by_rank) for collective in matched(traces, clock_error_s=0.001)
-    ] == [
+    traces = {rank: reduced([early if rank < 2 else late, together]) for rank in range(4)}
+    assert [len(collective.by_rank) for collective in matched(traces, clock_error_s=0.001)] == [
         1,
         1,
         1,
@@ -610,29 +532,16 @@ def test_how_often_a_step_reduces_all_gradients() -> None:
         num_optimizers=1,
         job=JobFacts(task="train.py"),
     )
-    assert [reductions_of(facts, num_calls) for num_calls in (0, 2, 3, 12)] == [
-        1,
-        1,
-        1,
-        6,
-    ]
-    assert reductions_of(replace(facts, num_models=2), 12) == 1, (
-        "the other one may have as many"
-    )
+    assert [reductions_of(facts, num_calls) for num_calls in (0, 2, 3, 12)] == [1, 1, 1, 6]
+    assert reductions_of(replace(facts, num_models=2), 12) == 1, "the other one may have as many"
     assert reductions_of(replace(facts, num_passes=6), 12) == 6
-    assert reductions_of(replace(facts, num_passes=1), 4) == 1, (
-        "which parameters were used"
-    )
+    assert reductions_of(replace(facts, num_passes=1), 4) == 1, "which parameters were used"
     for num_optimizers in (2, None):
         facts = replace(facts, num_optimizers=num_optimizers)
-        assert reductions_of(facts, 12) == 1, (
-            "each optimizer may have its own backward pass"
-        )
+        assert reductions_of(facts, 12) == 1, "each optimizer may have its own backward pass"
 
 
-def test_the_reduction_of_which_parameters_were_used_is_no_bucket(
-    tmp_path: Path,
-) -> None:
+def test_the_reduction_of_which_parameters_were_used_is_no_bucket(tmp_path: Path) -> None:
     """DDP makes it with find_unused_parameters=True."""
     steps = [gloo_step(n, (n - 2) * 100, bucket_at=30, reduced_at=60) for n in (2, 3)]
     entries = [*steps[0], *steps[1], mark("drumline.end", 200, 200)]
@@ -650,8 +559,4 @@ def test_the_reduction_of_which_parameters_were_used_is_no_bucket(
         ]
     write_rank(tmp_path, 0, entries, world_size=1)
     result = analyse(tmp_path)
-    assert (len(result.buckets), result.reductions, result.other_collectives) == (
-        1,
-        1,
-        1,
-    )
+    assert (len(result.buckets), result.reductions, result.other_collectives) == (1, 1, 1)

@@ -30,21 +30,9 @@ from tests.unit.tools.scale.profiles import entry, gloo_step, mark, write_rank
 
 BASE_NS = 10**18
 MS_NS = 1_000_000
-PHASES = (
-    "data",
-    "forward",
-    "backward",
-    "hook Slow",
-    "optimizer",
-    "evaluation",
-    WORKERS,
-)
-GETITEM = SampledLine(
-    file="task.py", line=5, function="Data.__getitem__", source="sleep(1)"
-)
-SLEEP = SampledLine(
-    file="task.py", line=9, function="Slow.after_step", source="time.sleep(1)"
-)
+PHASES = ("data", "forward", "backward", "hook Slow", "optimizer", "evaluation", WORKERS)
+GETITEM = SampledLine(file="task.py", line=5, function="Data.__getitem__", source="sleep(1)")
+SLEEP = SampledLine(file="task.py", line=9, function="Slow.after_step", source="time.sleep(1)")
 REDUCE = SampledLine(file="task.py", line=20, function="Mine.loss", library="torch")
 METRIC = SampledLine(file="task.py", line=30, function="Metric.update")
 STATEMENT = SampledLine(file="task.py", line=50, function="train")
@@ -56,9 +44,7 @@ def sample(
     until_ms: float, phase: str, line: SampledLine = NO_LINE, cpu_ms: float = 0
 ) -> StackSample:
     until_ns = BASE_NS + round(until_ms * MS_NS)
-    return StackSample(
-        until_ns, round(cpu_ms * MS_NS), PHASES.index(phase), LINES.index(line)
-    )
+    return StackSample(until_ns, round(cpu_ms * MS_NS), PHASES.index(phase), LINES.index(line))
 
 
 def step_samples(start: float) -> list[StackSample]:
@@ -94,9 +80,7 @@ def test_phases_add_up_to_the_step_and_have_lines(tmp_path: Path) -> None:
     expected = {"data": 10, "forward": 10, "hook Slow": 8, "optimizer": 12}
     for phase, ms in expected.items():
         assert result.phases_s[phase] == pytest.approx(ms / 1e3), phase
-    assert result.phases_s["communication, exposed"] == pytest.approx(0.05), (
-        "30 to 80 ms"
-    )
+    assert result.phases_s["communication, exposed"] == pytest.approx(0.05), "30 to 80 ms"
     assert result.phases_s["backward"] == pytest.approx(0.01)
     by_function = {line.function: line for line in result.lines}
     data = by_function["Data.__getitem__"]
@@ -113,14 +97,10 @@ def test_operations_that_are_no_layers_count_for_their_line(tmp_path: Path) -> N
     result = profiled(tmp_path, two_steps(), *copies, *sums)
     seconds = {line.function: line.seconds for line in result.special_lines}
     assert seconds == {"Mine.loss": pytest.approx(0.006)}, "what makes a batch is data"
-    assert {kernel.name: kernel.is_layer for kernel in result.kernels}[
-        "aten::copy_"
-    ] is False
+    assert {kernel.name: kernel.is_layer for kernel in result.kernels}["aten::copy_"] is False
 
 
-def test_a_garbage_collection_is_taken_from_the_phase_that_it_interrupts(
-    tmp_path: Path,
-) -> None:
+def test_a_garbage_collection_is_taken_from_the_phase_that_it_interrupts(tmp_path: Path) -> None:
     asked = SampledLine(file="task.py", line=40, function="f", source="gc.collect()")
     rows = tuple(
         Collection(BASE_NS + begin * MS_NS, BASE_NS + (begin + 4) * MS_NS, len(LINES))
@@ -136,9 +116,7 @@ def test_a_garbage_collection_is_taken_from_the_phase_that_it_interrupts(
 
 def test_collectives_of_the_user_have_a_line(tmp_path: Path) -> None:
     waiting = [
-        row._replace(line=LINES.index(REDUCE))
-        if row.phase == PHASES.index("backward")
-        else row
+        row._replace(line=LINES.index(REDUCE)) if row.phase == PHASES.index("backward") else row
         for row in two_steps().samples
     ]
     steps = [gloo_step(n, (n - 2) * 100, bucket_at=30, reduced_at=80) for n in (2, 3)]
@@ -157,9 +135,7 @@ def test_collectives_of_the_user_have_a_line(tmp_path: Path) -> None:
     assert result.other_kinds == {"allreduce": 1.0}
 
 
-def computing_twice(
-    *statements: SampledLine,
-) -> tuple[StackSamples, list[dict[str, Any]]]:
+def computing_twice(*statements: SampledLine) -> tuple[StackSamples, list[dict[str, Any]]]:
     """A forward pass of 10 ms with a gradient, and 8 ms without one; `statements`: those of
     both."""
     rows = []
@@ -173,15 +149,9 @@ def computing_twice(
             sample(start + 90, "forward", METRIC),
             sample(start + 100, "optimizer"),
         ]
-        numbers += [
-            LINES.index(line)
-            for line in (NO_LINE, statements[0], NO_LINE, statements[1])
-        ]
+        numbers += [LINES.index(line) for line in (NO_LINE, statements[0], NO_LINE, statements[1])]
         numbers.append(0)
-        arrow = entry("fwdbwd", start + 10, start + 10, "fwdbwd") | {
-            "ph": "s",
-            "id": start,
-        }
+        arrow = entry("fwdbwd", start + 10, start + 10, "fwdbwd") | {"ph": "s", "id": start}
         entries += [entry("aten::cdist", start + 82, start + 90), arrow]
     return two_steps(samples=tuple(rows), statements=tuple(numbers)), entries
 
@@ -193,18 +163,13 @@ def test_a_statement_whose_operations_have_no_gradient_is_named(tmp_path: Path) 
     assert (line.seconds, line.caller) == (pytest.approx(0.008 + 0.002), "task.py:50")
 
 
-def test_operations_are_counted_for_the_line_that_calls_them_itself(
-    tmp_path: Path,
-) -> None:
+def test_operations_are_counted_for_the_line_that_calls_them_itself(tmp_path: Path) -> None:
     stacks, entries = computing_twice(GETITEM, STATEMENT)
     operations = {82, 84, 86}
     for start in (0, 100):
         for begin in operations:
             begins = start + begin
-            arrow = entry("fwdbwd", begins, begins, "fwdbwd") | {
-                "ph": "s",
-                "id": begins,
-            }
+            arrow = entry("fwdbwd", begins, begins, "fwdbwd") | {"ph": "s", "id": begins}
             entries += [entry("aten::mul", begins, begins + 1), arrow]
     entries = [e for e in entries if e["name"] != "aten::cdist"]
     result = profiled(tmp_path, stacks, *entries)
@@ -212,18 +177,12 @@ def test_operations_are_counted_for_the_line_that_calls_them_itself(
     metric = lines["Metric.update"]
     assert (metric.operations, metric.library_operations) == (len(operations), 0)
     assert metric.host_s == pytest.approx(0.010 - 0.003)
-    assert metric.backward_s == pytest.approx(0.75 * result.phases_s["backward"]), (
-        "3 of 4 arrows"
-    )
+    assert metric.backward_s == pytest.approx(0.75 * result.phases_s["backward"]), "3 of 4 arrows"
     loss = lines["Mine.loss"]
-    assert (loss.operations, loss.library_operations) == (0, 1), (
-        "torch's own code calls it"
-    )
+    assert (loss.operations, loss.library_operations) == (0, 1), "torch's own code calls it"
 
 
-def test_operations_that_make_a_batch_are_not_those_of_the_next_line(
-    tmp_path: Path,
-) -> None:
+def test_operations_that_make_a_batch_are_not_those_of_the_next_line(tmp_path: Path) -> None:
     late = two_steps(samples=tuple(row for row in two_steps().samples if row.phase))
     batch = [
         entry("aten::select", start + begin, start + begin + 1)
@@ -235,9 +194,7 @@ def test_operations_that_make_a_batch_are_not_those_of_the_next_line(
     assert lines["Mine.loss"].library_operations == 1
 
 
-def test_a_function_without_a_gradient_inside_a_forward_pass_is_named(
-    tmp_path: Path,
-) -> None:
+def test_a_function_without_a_gradient_inside_a_forward_pass_is_named(tmp_path: Path) -> None:
     stacks, entries = computing_twice(STATEMENT, STATEMENT)
     (line,) = profiled(tmp_path, stacks, *entries).undifferentiated
     assert (line.source, line.caller) == ("task.py:30", "")
@@ -261,11 +218,7 @@ def test_workers_that_start_in_a_step_take_what_it_waits_longer(tmp_path: Path) 
 
 def test_pauses_are_counted_beside_the_steps_without_them(tmp_path: Path) -> None:
     pause = Pause("evaluation", 3, BASE_NS + 150 * MS_NS, BASE_NS + 190 * MS_NS)
-    samples = (
-        *step_samples(0),
-        sample(150, "forward"),
-        sample(190, "evaluation", METRIC),
-    )
+    samples = (*step_samples(0), sample(150, "forward"), sample(190, "evaluation", METRIC))
     result = profiled(tmp_path, two_steps(samples=samples), pauses=(pause,))
     assert result.num_steps == 1, "the step with the pause is not counted"
     assert result.step_s == pytest.approx(0.1)
@@ -302,11 +255,7 @@ def test_torchs_python_counts_where_it_calls_no_operations(tmp_path: Path) -> No
 def test_a_thread_is_reported_with_its_line(tmp_path: Path) -> None:
     threads = (ThreadUse("hog", 0.1, 2), ThreadUse("lineless", 0.1, 0))
     (thread,) = profiled(tmp_path, two_steps(threads=threads)).threads
-    assert (thread.name, thread.source, thread.cores) == (
-        "hog",
-        "task.py:9",
-        pytest.approx(0.5),
-    )
+    assert (thread.name, thread.source, thread.cores) == ("hog", "task.py:9", pytest.approx(0.5))
 
 
 def test_damaged_samples_are_refused(tmp_path: Path) -> None:
@@ -331,9 +280,7 @@ def test_what_a_statement_calls_between_the_phases_is_one_cost() -> None:
     stacks = StackSamples(
         phases=("rest", "forward"),
         lines=LINES,
-        samples=tuple(
-            StackSample(0, 0, phase, LINES.index(line)) for phase, line in places
-        ),
+        samples=tuple(StackSample(0, 0, phase, LINES.index(line)) for phase, line in places),
         statements=(LINES.index(STATEMENT),) * 4,
     )
     lines = costliest(stacks, {"seconds": np.array([1.0, 2.0, 0.5, 4.0])})
@@ -346,12 +293,7 @@ def test_what_a_statement_calls_between_the_phases_is_one_cost() -> None:
 
 def test_lines_are_means_over_ranks_for_each_caller() -> None:
     line = LineCost(
-        phase="forward",
-        source="task.py:7",
-        seconds=0.2,
-        own_s=0.0,
-        cpu_s=0.0,
-        operations=8,
+        phase="forward", source="task.py:7", seconds=0.2, own_s=0.0, cpu_s=0.0, operations=8
     )
     of_loss = replace(line, caller="train.py:1")
     of_metric = replace(line, caller="train.py:2", seconds=0.1, operations=4)

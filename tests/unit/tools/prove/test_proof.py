@@ -47,19 +47,12 @@ class Stage:
         from_step = self.progress if leg.name.startswith("leg") else 0
         self._write(leg, from_step, STEPS)
         events = [
-            {"kind": "checkpoint", "step": step, "seconds": 0.1}
-            for step in range(1, STEPS + 1)
+            {"kind": "checkpoint", "step": step, "seconds": 0.1} for step in range(1, STEPS + 1)
         ]
-        events += [
-            {"kind": "evaluation", "step": STEPS, "seconds": 0.1}
-        ] * self.evaluates
+        events += [{"kind": "evaluation", "step": STEPS, "seconds": 0.1}] * self.evaluates
         (leg.folder / "events").mkdir(exist_ok=True)
-        (leg.folder / "events" / "rank-00000.jsonl").write_text(
-            "\n".join(map(json.dumps, events))
-        )
-        (leg.folder / "checkpoints" / f"step-{STEPS:08d}").mkdir(
-            parents=True, exist_ok=True
-        )
+        (leg.folder / "events" / "rank-00000.jsonl").write_text("\n".join(map(json.dumps, events)))
+        (leg.folder / "checkpoints" / f"step-{STEPS:08d}").mkdir(parents=True, exist_ok=True)
 
     def run_and_kill(self, leg: Leg, kill: Kill) -> bool:
         from_step = 0 if leg.name == "leg 1" else self.progress
@@ -112,9 +105,7 @@ class Stage:
                     "metrics": {"loss": self.losses.get(leg.name, 1.0)},
                 }
             )
-        (folder / "rank-00000.jsonl").write_text(
-            "\n".join(map(json.dumps, lines)) + "\n"
-        )
+        (folder / "rank-00000.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
 
 
 @pytest.fixture(name="prove")
@@ -127,9 +118,7 @@ def make_prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         is_proved = Proof(proof_options, ["task"], tmp_path, stage.said.append).run()
         result = "proved: " if is_proved else "not proved: "
-        first = next(
-            place for place, line in enumerate(stage.said) if line.startswith(result)
-        )
+        first = next(place for place, line in enumerate(stage.said) if line.startswith(result))
         stage.said, lines = stage.said[:first], stage.said[first:]
         return lines
 
@@ -141,12 +130,7 @@ def test_proved(prove: Any) -> None:
     assert prove(stage, kill_steps=(2, 3), worlds=(3, 1, 2), rank="0") == [
         "proved: 4 steps, 4 samples, 1 tensor: the same bits after 2 kills"
     ]
-    assert stage.started == [
-        ("the reference run", 3),
-        ("leg 1", 3),
-        ("leg 2", 1),
-        ("leg 3", 2),
-    ]
+    assert stage.started == [("the reference run", 3), ("leg 1", 3), ("leg 2", 1), ("leg 3", 2)]
     assert stage.said == [
         "reference: 3 ranks, 4 steps without a kill",
         "leg 1: 3 ranks, killed with -9 after step 2 (rank 0)",
@@ -162,9 +146,7 @@ def test_modes_are_compared_by_what_they_restore(
     """The bits of leg 2's own steps are others; its samples, and what it restored, are the same."""
     monkeypatch.setattr(proof, "weight_distance", lambda one, other: distance)
     stage = Stage(differs={"leg 2": 3})
-    lines = prove(
-        stage, kill_steps=(2,), worlds=(2, 3), rank="0", modes=("ddp", "fsdp")
-    )
+    lines = prove(stage, kill_steps=(2,), worlds=(2, 3), rank="0", modes=("ddp", "fsdp"))
     assert stage.said[1:] == [
         "leg 1: 2 ranks in mode ddp, killed with -9 after step 2 (rank 0)",
         "leg 2: 3 ranks in mode fsdp from step 2, to the end",
@@ -198,10 +180,7 @@ def test_a_run_that_a_hook_ends_early_is_compared_to_its_own_end(prove: Any) -> 
     assert prove(stage, kill_steps=(2,), rank="0", steps=STEPS + 3) == [
         "proved: 4 steps, 4 samples, 1 tensor: the same bits after 1 kill"
     ]
-    assert (
-        stage.said[1]
-        == "a hook of the task ended it after step 4: so must the killed run"
-    )
+    assert stage.said[1] == "a hook of the task ended it after step 4: so must the killed run"
 
 
 def test_a_cache_that_is_in_no_checkpoint_is_a_note(prove: Any) -> None:
@@ -215,13 +194,8 @@ def test_a_cache_that_is_in_no_checkpoint_is_a_note(prove: Any) -> None:
 
 def test_another_evaluation_is_no_proof(prove: Any) -> None:
     lines = prove(Stage(evaluates=True, losses={"leg 2": 2.0}))
-    assert (
-        lines[0]
-        == "not proved: loss of the evaluation after step 4 is 2.0, not 1.0 [leg 2]"
-    )
-    assert lines[1].startswith(
-        "  likely cause: state outside the checkpoint, used in evaluation"
-    )
+    assert lines[0] == "not proved: loss of the evaluation after step 4 is 2.0, not 1.0 [leg 2]"
+    assert lines[1].startswith("  likely cause: state outside the checkpoint, used in evaluation")
 
 
 def test_an_evaluation_that_was_never_done_is_found(
@@ -238,18 +212,13 @@ def test_an_evaluation_that_was_never_done_is_found(
             trace.write_text("".join(line for line in lines if "evaluated" not in line))
 
     monkeypatch.setattr(stage, "run_to_the_end", skip)
-    assert (
-        prove(stage)[0]
-        == "not proved: the evaluation after step 4 was never done [leg 2]"
-    )
+    assert prove(stage)[0] == "not proved: the evaluation after step 4 was never done [leg 2]"
 
 
 def test_a_kill_that_came_too_late_is_done_again_earlier(prove: Any) -> None:
     stage = Stage(late=1)
     assert prove(stage, kill_steps=(3,))[0].startswith("proved: ")
-    assert (
-        "leg 1: the kill came too late; trying again with an earlier one" in stage.said
-    )
+    assert "leg 1: the kill came too late; trying again with an earlier one" in stage.said
     assert stage.said[-2] == "leg 1: 1 rank, killed with -9 after step 2 (rank 0)"
 
 
@@ -275,9 +244,7 @@ def test_a_leg_with_nothing_left_to_do_proves_nothing(
     monkeypatch.setattr(stage, "run_and_kill", kill_at_the_end)
     with pytest.raises(RunFailedError, match="before it could be killed"):
         prove(stage)
-    assert (
-        "leg 2: the kill came too late; trying again with an earlier one" in stage.said
-    )
+    assert "leg 2: the kill came too late; trying again with an earlier one" in stage.said
 
 
 def test_a_difference_before_the_kill_needs_no_other_leg(prove: Any) -> None:
@@ -290,10 +257,7 @@ def test_a_difference_before_the_kill_needs_no_other_leg(prove: Any) -> None:
 
 @pytest.mark.parametrize(
     ("repeated", "cause"),
-    [
-        (STEPS + 1, "state outside the checkpoint, in the model"),
-        (1, "a non-deterministic kernel"),
-    ],
+    [(STEPS + 1, "state outside the checkpoint, in the model"), (1, "a non-deterministic kernel")],
 )
 def test_a_difference_after_the_kill_is_looked_for_without_one(
     prove: Any, repeated: int, cause: str
@@ -305,21 +269,14 @@ def test_a_difference_after_the_kill_is_looked_for_without_one(
     assert stage.started[-1] == ("the repeated run", 1)
 
 
-def test_a_difference_in_the_last_files_alone_is_found(
-    prove: Any, tmp_path: Path
-) -> None:
+def test_a_difference_in_the_last_files_alone_is_found(prove: Any, tmp_path: Path) -> None:
     odd = tmp_path / "reference" / "checkpoints" / f"step-{STEPS:08d}" / "odd.json"
     odd.parent.mkdir(parents=True)
     odd.write_text("{}")
-    assert (
-        prove(Stage())[0]
-        == "not proved: odd.json of the checkpoint of step 4 differs [leg 2]"
-    )
+    assert prove(Stage())[0] == "not proved: odd.json of the checkpoint of step 4 differs [leg 2]"
 
 
-def test_a_step_that_was_never_taken_is_found(
-    prove: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_was_never_taken_is_found(prove: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
     kill = stage.run_and_kill
 
@@ -330,8 +287,7 @@ def test_a_step_that_was_never_taken_is_found(
 
     monkeypatch.setattr(stage, "run_and_kill", lose_a_step)
     assert (
-        prove(stage, kill_steps=(2,))[0]
-        == "not proved: step 3 was never done by all ranks [leg 2]"
+        prove(stage, kill_steps=(2,))[0] == "not proved: step 3 was never done by all ranks [leg 2]"
     )
 
 
@@ -339,10 +295,7 @@ def test_a_step_that_was_never_taken_is_found(
 def test_no_evaluation_to_kill_in(prove: Any, evaluates: bool) -> None:
     stage = Stage(evaluates=evaluates)
     prove(stage, moment="evaluation")
-    said = (
-        "the job has no evaluation data: it is killed between steps instead"
-        in stage.said
-    )
+    said = "the job has no evaluation data: it is killed between steps instead" in stage.said
     assert said is not evaluates
 
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.tools.prove.prove import (
-    Kind,
-    RunDifference,
-    lost_in_the_kill,
-    not_repeatable,
-)
+from drumline.tools.prove.prove import Kind, RunDifference, lost_in_the_kill, not_repeatable
 
 
 def found(kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = ()) -> RunDifference:
@@ -24,11 +19,7 @@ def found(kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = ()) -> RunDif
             "unseeded randomness in the dataset: the thing is not the same twice",
             "seeded for every sample",
         ),
-        (
-            found("batch"),
-            "unseeded randomness in the dataset: the thing",
-            "global generators",
-        ),
+        (found("batch"), "unseeded randomness in the dataset: the thing", "global generators"),
         (found("order"), "the dataset is not the same twice", "len(dataset)"),
         (
             found("tensor", step=0),
@@ -49,9 +40,7 @@ def found(kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = ()) -> RunDif
         ),
     ],
 )
-def test_not_the_same_twice(
-    difference: RunDifference, what: str, next_step: str
-) -> None:
+def test_not_the_same_twice(difference: RunDifference, what: str, next_step: str) -> None:
     cause = not_repeatable(difference)
     assert cause.what.startswith(what)
     assert next_step in cause.next_step
@@ -60,18 +49,8 @@ def test_not_the_same_twice(
 @pytest.mark.parametrize(
     ("difference", "worlds", "what", "next_step"),
     [
-        (
-            found("sample"),
-            (2, 2),
-            "state outside the checkpoint, in the dataset",
-            "index",
-        ),
-        (
-            found("sample"),
-            (2, 3),
-            "state outside the checkpoint, in the dataset",
-            "index",
-        ),
+        (found("sample"), (2, 2), "state outside the checkpoint, in the dataset", "index"),
+        (found("sample"), (2, 3), "state outside the checkpoint, in the dataset", "index"),
         (
             found("sample"),
             (2, 2),
@@ -84,12 +63,7 @@ def test_not_the_same_twice(
             "state outside the checkpoint, in the dataset",
             "index",
         ),
-        (
-            found("order"),
-            (2, 2),
-            "the dataset changed between the legs",
-            "len(dataset)",
-        ),
+        (found("order"), (2, 2), "the dataset changed between the legs", "len(dataset)"),
         (found("order"), (2, 2), "the dataset changed", "end at the same sample"),
         (
             found("evaluation"),

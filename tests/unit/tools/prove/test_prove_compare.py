@@ -25,9 +25,7 @@ def start(step: int = 0, world: int = 1, **tensors: str) -> dict[str, Any]:
     }
 
 
-def step(
-    number: int, low: int = 0, high: int = BATCH, **changes: Any
-) -> dict[str, Any]:
+def step(number: int, low: int = 0, high: int = BATCH, **changes: Any) -> dict[str, Any]:
     base = (number - 1) * BATCH
     batch = {
         "low": base + low,
@@ -77,9 +75,7 @@ def test_what_a_trace_holds(reference: RunTrace) -> None:
     assert not reference.is_complete(4)
 
 
-def test_the_same_run_on_any_number_of_ranks(
-    tmp_path: Path, reference: RunTrace
-) -> None:
+def test_the_same_run_on_any_number_of_ranks(tmp_path: Path, reference: RunTrace) -> None:
     assert difference(reference, tmp_path / "1", [start(), step(1), step(2)]) is None
     halves = [
         [start(world=2), step(1, 0, 2), step(2, 0, 2)],
@@ -89,14 +85,9 @@ def test_the_same_run_on_any_number_of_ranks(
     assert difference(reference, tmp_path / "3", [start(2), step(3)]) is None
 
 
-def test_the_last_step_of_a_killed_leg_may_lack_a_rank(
-    tmp_path: Path, reference: RunTrace
-) -> None:
+def test_the_last_step_of_a_killed_leg_may_lack_a_rank(tmp_path: Path, reference: RunTrace) -> None:
     half = [start(world=2), step(1, 0, 2), step(2, 0, 2)]
-    assert (
-        difference(reference, tmp_path / "1", half, [start(world=2), step(1, 2, 4)])
-        is None
-    )
+    assert difference(reference, tmp_path / "1", half, [start(world=2), step(1, 2, 4)]) is None
     whole = difference(
         reference, tmp_path / "2", half, [start(world=2), step(1, 2, 4), step(2, 3, 4)]
     )
@@ -122,12 +113,7 @@ def test_the_last_step_of_a_killed_leg_may_lack_a_rank(
             1,
             "step 1 took sample 7 at position 2 of epoch 1, not sample 102",
         ),
-        (
-            [start(2), step(3, epoch=1)],
-            "order",
-            3,
-            "step 3 is in epoch 2, not in epoch 1",
-        ),
+        ([start(2), step(3, epoch=1)], "order", 3, "step 3 is in epoch 2, not in epoch 1"),
         (
             [start(), step(1), step(2, high=5)],
             "order",
@@ -153,12 +139,7 @@ def test_the_last_step_of_a_killed_leg_may_lack_a_rank(
             "w differs after step 2, and 1 other tensor with it",
         ),
         ([start(w="x"), step(1)], "tensor", 0, "w differs before the first step"),
-        (
-            [start(2, w="x")],
-            "tensor",
-            2,
-            "w differs as restored from the checkpoint of step 2",
-        ),
+        ([start(2, w="x")], "tensor", 2, "w differs as restored from the checkpoint of step 2"),
     ],
 )
 def test_the_first_difference_is_named(
@@ -187,10 +168,7 @@ def test_a_buffer_that_is_not_saved_is_named_with_what_differs(
     tmp_path: Path, reference: RunTrace
 ) -> None:
     lines = [start() | {"unsaved": {"mask": "same", "rope": "x"}}, step(1)]
-    lines += [
-        step(2, unsaved={"mask": "x"}, tensors={"w": "x"}),
-        step(3, unsaved={"later": "x"}),
-    ]
+    lines += [step(2, unsaved={"mask": "x"}, tensors={"w": "x"}), step(3, unsaved={"later": "x"})]
     text = difference(reference, tmp_path / "other", lines)
     assert text is not None
     assert (text.kind, text.step) == ("tensor", 2)
@@ -205,10 +183,7 @@ def test_a_buffer_that_is_not_saved_is_named_with_what_differs(
             "loss of the evaluation after step 2 is 0.5000000000000001, not 0.5",
         ),
         (evaluated(2, "nan"), "loss of the evaluation after step 2 is nan, not 0.5"),
-        (
-            evaluated(2, accuracy=1.0),
-            "accuracy of the evaluation after step 2 is 1.0, not missing",
-        ),
+        (evaluated(2, accuracy=1.0), "accuracy of the evaluation after step 2 is 1.0, not missing"),
         (evaluated(2), None),
     ],
 )
@@ -216,13 +191,10 @@ def test_evaluations_are_compared(
     tmp_path: Path, other: dict[str, Any], sentence: str | None
 ) -> None:
     whole = trace(
-        tmp_path / "whole",
-        [start(), step(1), step(2), evaluated(2), step(3), evaluated(3, "nan")],
+        tmp_path / "whole", [start(), step(1), step(2), evaluated(2), step(3), evaluated(3, "nan")]
     )
     text = difference(
-        whole,
-        tmp_path / "other",
-        [start(), step(1), step(2), other, step(3), evaluated(3, "nan")],
+        whole, tmp_path / "other", [start(), step(1), step(2), other, step(3), evaluated(3, "nan")]
     )
     assert (text and (text.kind, text.step, text.sentence)) == (
         sentence and ("evaluation", 2, sentence)
@@ -233,16 +205,12 @@ def test_evaluations_are_compared(
 def test_a_stream_has_positions_instead_of_indices(tmp_path: Path) -> None:
     first = trace(tmp_path / "one", [start(), step(1, indices=None)])
     text = difference(
-        first,
-        tmp_path / "two",
-        [start(), step(1, indices=None, samples=["s0", "x", "s2", "s3"])],
+        first, tmp_path / "two", [start(), step(1, indices=None, samples=["s0", "x", "s2", "s3"])]
     )
     assert text is not None
     assert text.sentence == "the sample at position 1 of epoch 1 differs at step 1"
 
 
 def test_a_run_without_a_trace_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(
-        TrainingError, match=r"there is no trace in .*: the run wrote none"
-    ):
+    with pytest.raises(TrainingError, match=r"there is no trace in .*: the run wrote none"):
         read_trace(tmp_path)

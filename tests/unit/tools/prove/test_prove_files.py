@@ -14,26 +14,15 @@ from drumline.tools.prove.prove import compare_checkpoints
 NAN = float("nan")
 
 
-def checkpoint(
-    root: Path, *, world: int = 2, cursor: int = 7, **tensors: list[float]
-) -> Path:
+def checkpoint(root: Path, *, world: int = 2, cursor: int = 7, **tensors: list[float]) -> Path:
     weights: dict[str, Tensor] = {"a": torch.tensor([1.0, NAN]), "b": torch.zeros(3)}
-    changed = {
-        name: torch.tensor(values)
-        for name, values in tensors.items()
-        if name in weights
-    }
-    rng = {
-        f"rank-{rank:05d}": torch.tensor(tensors.get("rng", [1.0]))
-        for rank in range(world)
-    }
+    changed = {name: torch.tensor(values) for name, values in tensors.items() if name in weights}
+    rng = {f"rank-{rank:05d}": torch.tensor(tensors.get("rng", [1.0])) for rank in range(world)}
     return store.write(
         root,
         8,
         tensors={"model": weights | changed, "rng": rng},
-        documents={
-            "progress": {"step": 8, "cursor": cursor, "facts": {"world_size": world}}
-        },
+        documents={"progress": {"step": 8, "cursor": cursor, "facts": {"world_size": world}}},
         metrics={},
     )
 
@@ -56,10 +45,7 @@ def test_on_another_world_the_random_states_are_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (
-            {"b": [0.0, 0.0, -0.0]},
-            "model.safetensors of the checkpoint of step 8 differs",
-        ),
+        ({"b": [0.0, 0.0, -0.0]}, "model.safetensors of the checkpoint of step 8 differs"),
         ({"rng": [2.0]}, "rng.safetensors of the checkpoint of step 8 differs"),
         ({"cursor": 9}, "progress.json of the checkpoint of step 8 differs"),
     ],

@@ -109,9 +109,7 @@ def test_killed_during_an_evaluation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["save", "evaluation"])
-def test_a_moment_that_has_passed_is_no_kill_in_it(
-    tmp_path: Path, moment: Moment
-) -> None:
+def test_a_moment_that_has_passed_is_no_kill_in_it(tmp_path: Path, moment: Moment) -> None:
     assert not run_and_kill(leg(tmp_path), kill(moment, 4, wait=15))
 
 
@@ -120,9 +118,7 @@ def test_a_run_that_ends_before_is_not_killed(tmp_path: Path, moment: Moment) ->
     assert not run_and_kill(leg(tmp_path), kill(moment, 7))
 
 
-def test_a_leg_that_fails_by_itself_is_reported_with_its_last_lines(
-    tmp_path: Path,
-) -> None:
+def test_a_leg_that_fails_by_itself_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     for run in (run_to_the_end, lambda one: run_and_kill(one, kill("step", 5))):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
@@ -202,10 +198,7 @@ def test_a_kill_is_described() -> None:
     save = Kill("save", 4, (0, 1), 0, 1)
     assert describe(save, 4) == "killed with -9 during the save of step 4 (ranks 0, 1)"
     evaluation = kill("evaluation", 5)
-    assert (
-        describe(evaluation, 5)
-        == "killed with -9 during the evaluation after step 5 (rank 0)"
-    )
+    assert describe(evaluation, 5) == "killed with -9 during the evaluation after step 5 (rank 0)"
 
 
 def test_a_save_has_begun_when_its_folder_is_there(tmp_path: Path) -> None:
@@ -217,29 +210,21 @@ def test_a_save_has_begun_when_its_folder_is_there(tmp_path: Path) -> None:
     assert not watch.has_begun(planned_kill), "no rank has begun"
     (stopped_leg.folder / "trace").mkdir()
     trace = stopped_leg.folder / "trace" / "rank-00000.jsonl"
-    trace.write_text(
-        '{"kind": "start", "step": 2, "pid": 1}\n{"kind": "step", "step": 4}\n'
-    )
+    trace.write_text('{"kind": "start", "step": 2, "pid": 1}\n{"kind": "step", "step": 4}\n')
     assert not watch.has_begun(planned_kill), "the save of this leg has not begun"
     partial.mkdir()
     assert watch.has_begun(planned_kill)
 
 
-def test_a_leg_is_not_killed_before_there_is_a_checkpoint_to_resume_from(
-    tmp_path: Path,
-) -> None:
+def test_a_leg_is_not_killed_before_there_is_a_checkpoint_to_resume_from(tmp_path: Path) -> None:
     stopped_leg = leg(tmp_path)
     planned_kill = kill("step", 3)
     (stopped_leg.folder / "trace").mkdir(parents=True)
-    (stopped_leg.folder / "trace" / "rank-00000.jsonl").write_text(
-        '{"kind": "step", "step": 3}\n'
-    )
+    (stopped_leg.folder / "trace" / "rank-00000.jsonl").write_text('{"kind": "step", "step": 3}\n')
     partial = stopped_leg.folder / "checkpoints" / ".step-00000002.partial"
     partial.mkdir(parents=True)
     watch = LegProgress(stopped_leg)
-    assert not watch.has_begun(planned_kill), (
-        "the save of step 2 is still being written"
-    )
+    assert not watch.has_begun(planned_kill), "the save of step 2 is still being written"
     partial.rename(partial.with_name("step-00000002"))
     assert watch.has_begun(planned_kill)
 
@@ -255,9 +240,7 @@ def test_two_legs_are_killed_in_the_same_save(tmp_path: Path) -> None:
 def test_ranks_are_killed_once_all_of_them_have_begun(tmp_path: Path) -> None:
     stopped_leg = leg(tmp_path)
     (stopped_leg.folder / "trace").mkdir(parents=True)
-    for rank, text in enumerate(
-        ['{"kind": "start", "step": 0, "pid": 7}\n', '{"kind": "sta']
-    ):
+    for rank, text in enumerate(['{"kind": "start", "step": 0, "pid": 7}\n', '{"kind": "sta']):
         (stopped_leg.folder / "trace" / f"rank-{rank:05d}.jsonl").write_text(text)
     assert LegProgress(stopped_leg).pids_of((0, 1, 2)) == [7]
 
@@ -268,16 +251,13 @@ def test_the_advice_of_a_run_that_was_refused_is_handed_on(tmp_path: Path) -> No
         "drumline: error: 8 ranks cannot share 4 shards\n  try: start at most 4 ranks\n"
     )
     for code in (2, 3):
-        assert (
-            f"\n  try: do what it says; its full output is in {stopped_leg.log}"
-            in str(failed(stopped_leg, code))
+        assert f"\n  try: do what it says; its full output is in {stopped_leg.log}" in str(
+            failed(stopped_leg, code)
         )
     assert "try: fix the job first; its" in str(failed(stopped_leg, 1))
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="it is the kernel of Linux that is asked"
-)
+@pytest.mark.skipif(sys.platform != "linux", reason="it is the kernel of Linux that is asked")
 def test_what_was_started_does_not_outlive_a_kill(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -302,21 +282,12 @@ def test_what_was_started_does_not_outlive_a_kill(tmp_path: Path) -> None:
 
 def _runs(pid: int) -> bool:
     try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        )
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
 def test_one_whose_starter_is_gone_does_not_begin() -> None:
-    command = [
-        sys.executable,
-        processes.__file__,
-        "1",
-        sys.executable,
-        "-c",
-        "print('begun')",
-    ]
+    command = [sys.executable, processes.__file__, "1", sys.executable, "-c", "print('begun')"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (143, "")

@@ -18,10 +18,7 @@ from drumline.tools.prove.proof_plan import (
     wrong_options,
 )
 
-PATTERN: RunPattern = {
-    "save": {2: 0.1, 4: 0.2, 6: 0.3, 8: 0.4},
-    "evaluation": {5: 1.0, 8: 2.0},
-}
+PATTERN: RunPattern = {"save": {2: 0.1, 4: 0.2, 6: 0.3, 8: 0.4}, "evaluation": {5: 1.0, 8: 2.0}}
 
 
 def options(**given: Any) -> ProofOptions:
@@ -44,17 +41,13 @@ def test_the_same_seed_gives_the_same_kills_and_others_differ() -> None:
 
 @pytest.mark.parametrize("attempt", range(MAX_ATTEMPTS))
 @pytest.mark.parametrize("worlds", [(1, 1), (2, 2), (4, 2, 3), (2, 2, 2, 2)])
-def test_kills_rise_and_leave_something_to_resume(
-    worlds: tuple[int, ...], attempt: int
-) -> None:
+def test_kills_rise_and_leave_something_to_resume(worlds: tuple[int, ...], attempt: int) -> None:
     for seed in range(50):
         kills = draw_kills(options(worlds=worlds, seed=seed), PATTERN, attempt=attempt)
         assert len(kills) == len(worlds) - 1
         assert all(kill.step > min(PATTERN["save"]) for kill in kills)
         assert all(
-            rank < world
-            for kill, world in zip(kills, worlds, strict=False)
-            for rank in kill.ranks
+            rank < world for kill, world in zip(kills, worlds, strict=False) for rank in kill.ranks
         )
         steps = [kill.step for kill in kills if kill.moment == "step"]
         assert steps == sorted(steps)
@@ -63,12 +56,7 @@ def test_kills_rise_and_leave_something_to_resume(
 
 def test_options_are_followed() -> None:
     (kill,) = draw_kills(options(kill_steps=(3,), moment="step", rank="all"), PATTERN)
-    assert (kill.moment, kill.step, kill.ranks, kill.usual_s) == (
-        "step",
-        3,
-        (0, 1),
-        None,
-    )
+    assert (kill.moment, kill.step, kill.ranks, kill.usual_s) == ("step", 3, (0, 1), None)
     (kill,) = draw_kills(options(kill_steps=(3,), moment="save", rank="1"), PATTERN)
     assert (kill.moment, kill.step, kill.ranks, kill.usual_s) == ("save", 4, (1,), 0.2)
     (kill,) = draw_kills(options(kill_steps=(6,), moment="evaluation"), PATTERN)
@@ -77,9 +65,7 @@ def test_options_are_followed() -> None:
 
 def test_the_last_save_is_killed_where_it_is_written() -> None:
     for seed in range(20):
-        (kill,) = draw_kills(
-            options(kill_steps=(7,), moment="save", seed=seed), PATTERN
-        )
+        (kill,) = draw_kills(options(kill_steps=(7,), moment="save", seed=seed), PATTERN)
         assert (kill.step, kill.ranks) == (8, (0,))
 
 
@@ -119,14 +105,8 @@ def test_later_attempts_kill_earlier_and_at_once() -> None:
         ),
         ({"rank": "one"}, "--kill-rank: 'one' is neither 'all' nor a rank"),
         ({"rank": "3", "worlds": (4, 2, 4)}, "(0 to 1)"),
-        (
-            {"modes": ("fsdp",)},
-            "--modes: 1 for 2 legs; give one for each, and at least 2",
-        ),
-        (
-            {"modes": ("ddp", "fsdp2")},
-            "--modes: 'fsdp2' is not one of ddp, zero1, fsdp, hsdp",
-        ),
+        ({"modes": ("fsdp",)}, "--modes: 1 for 2 legs; give one for each, and at least 2"),
+        ({"modes": ("ddp", "fsdp2")}, "--modes: 'fsdp2' is not one of ddp, zero1, fsdp, hsdp"),
     ],
 )
 def test_options_that_cannot_be_met(given: dict[str, Any], problem: str) -> None:
@@ -135,12 +115,7 @@ def test_options_that_cannot_be_met(given: dict[str, Any], problem: str) -> None
 
 
 def test_options_that_can_be_met() -> None:
-    for given in (
-        {},
-        {"kill_steps": (3,)},
-        {"rank": "all"},
-        {"rank": "3", "worlds": (4, 2)},
-    ):
+    for given in ({}, {"kill_steps": (3,)}, {"rank": "all"}, {"rank": "3", "worlds": (4, 2)}):
         assert not list(wrong_options(options(**given)))
         assert too_early(options(**given), PATTERN) is None
 
@@ -150,9 +125,7 @@ def test_what_only_the_first_run_shows() -> None:
         "--kill-at: 2 is too early: the first checkpoint is that of step 2"
     )
     refusal = too_early(options(steps=4, worlds=(2, 2, 2)), PATTERN) or ""
-    assert refusal.startswith(
-        "--steps: 4 is too few: the first checkpoint is that of step 2"
-    )
+    assert refusal.startswith("--steps: 4 is too few: the first checkpoint is that of step 2")
     assert refusal.endswith("give at least 5")
     assert too_early(options(steps=5, worlds=(2, 2, 2)), PATTERN) is None
     for steps, refusal in ((1, "--steps: 1 is too few"), (3, "--steps: 3 is too few")):

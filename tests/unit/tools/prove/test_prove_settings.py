@@ -29,15 +29,11 @@ def chosen(
     file: Path | None = None,
     steps: int = 8,
 ) -> ProofSettings:
-    return ProofSettings(
-        layers(*argv, file=file), task or {}, options(*worlds, steps=steps)
-    )
+    return ProofSettings(layers(*argv, file=file), task or {}, options(*worlds, steps=steps))
 
 
 def settings(*argv: str, file: Path | None = None, **more: Any) -> dict[str, str]:
-    given = chosen(*argv, file=file, **more).arguments(
-        OWN_TASK, config_file=file and str(file)
-    )
+    given = chosen(*argv, file=file, **more).arguments(OWN_TASK, config_file=file and str(file))
     assert given[0] == OWN_TASK
     flags = read_flags(given[1:], verb_flags={"config": (str, "", "")})
     assert not flags.layer.problems
@@ -91,9 +87,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_shortened() -> None:
     assert "optim.warmup_steps" not in settings()
 
 
-def test_how_often_the_job_saves_is_not_touched_where_it_can_be_proved(
-    tmp_path: Path,
-) -> None:
+def test_how_often_the_job_saves_is_not_touched_where_it_can_be_proved(tmp_path: Path) -> None:
     assert "checkpoint.every_steps" not in settings(task={"checkpoint.every_steps": 6})
     assert settings(task={"checkpoint.every_steps": 7})["checkpoint.every_steps"] == "2"
     assert settings("--checkpoint.every_steps", "0")["checkpoint.every_steps"] == "2"
@@ -126,11 +120,7 @@ def test_what_is_changed_is_reported() -> None:
             "step 10, and each kill needs a step of its own after it and before",
         ),
         (["--checkpoint.every_steps", "10"], {}, "the end; give at least 12"),
-        (
-            [],
-            {"steps": 3},
-            "--steps: 3 is too few: the first checkpoint is that of step 2",
-        ),
+        ([], {"steps": 3}, "--steps: 3 is too few: the first checkpoint is that of step 2"),
         (
             [],
             {"worlds": (4, 2), "task": {"train.shards": 3}},
@@ -148,9 +138,7 @@ def test_what_cannot_be_proved_is_known_before_anything_runs(
 def test_what_may_be_proved_is_not_refused() -> None:
     assert not list(chosen().problems())
     assert not list(
-        chosen(
-            "--checkpoint.every_steps", "10", "--checkpoint.every_epochs", "1"
-        ).problems()
+        chosen("--checkpoint.every_steps", "10", "--checkpoint.every_epochs", "1").problems()
     )
     assert not list(chosen("--train.shards", "1").problems()), "the legs are alike"
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from drumline.runs.profile_result import (
-    PARTS,
-    Bucket,
-    GradientTensor,
-    ProfileResult,
-    RankSteps,
-)
+from drumline.runs.profile_result import PARTS, Bucket, GradientTensor, ProfileResult, RankSteps
 from drumline.tools.scale.network_model import INSIDE, Link, Network
 
 MIB = 1 << 20
@@ -66,9 +60,7 @@ def make_profile(
             for size, ready in buckets
         ),
         "tensors": tuple(
-            GradientTensor(
-                num_bytes=size, ready_s=ready, backward_s=ready - 0.4, host_s=0.0
-            )
+            GradientTensor(num_bytes=size, ready_s=ready, backward_s=ready - 0.4, host_s=0.0)
             for size, ready in tensors
         ),
         "other_collectives_s": 0.0,
@@ -85,7 +77,5 @@ def make_network(
 ) -> Network:
     link = Link(name="test", bytes_per_s=bytes_per_s, latency_s=latency_s)
     return Network(
-        backend=backend,
-        between=link,
-        inside=INSIDE["nvlink4" if backend == "nccl" else "loopback"],
+        backend=backend, between=link, inside=INSIDE["nvlink4" if backend == "nccl" else "loopback"]
     )

@@ -21,12 +21,7 @@ Entry = dict[str, Any]
 
 
 def entry(
-    name: str,
-    start_ms: float,
-    end_ms: float,
-    kind: str = "cpu_op",
-    thread: int = 1,
-    **args: Any,
+    name: str, start_ms: float, end_ms: float, kind: str = "cpu_op", thread: int = 1, **args: Any
 ) -> Entry:
     lasts = (end_ms - start_ms) * MS
     return {
@@ -45,9 +40,7 @@ def mark(name: str, start_ms: float, end_ms: float) -> Entry:
     return entry(name, start_ms, end_ms, "user_annotation")
 
 
-def gloo_step(
-    number: int, start: float, *, bucket_at: float, reduced_at: float
-) -> list[Entry]:
+def gloo_step(number: int, start: float, *, bucket_at: float, reduced_at: float) -> list[Entry]:
     """100 ms: 10 of data, forward, backward with one bucket from `bucket_at` to `reduced_at`, and
     an update of 5 ms."""
     return [
@@ -59,9 +52,7 @@ def gloo_step(
         entry(f"{AUTOGRAD}AddmmBackward0", start + 20, start + 31),
         entry("AddmmBackward0", start + 20, start + 30),
         entry(
-            f"{AUTOGRAD}torch::autograd::AccumulateGrad",
-            start + bucket_at,
-            start + bucket_at + 1,
+            f"{AUTOGRAD}torch::autograd::AccumulateGrad", start + bucket_at, start + bucket_at + 1
         ),
         entry("c10d::allreduce_", start + bucket_at, start + bucket_at + 0.5),
         entry(
@@ -103,10 +94,7 @@ def write_rank(
             },
         ),
     )
-    document = {
-        "baseTimeNanoseconds": 10**18,
-        "traceEvents": [{"ph": "M", "name": "x"}, *entries],
-    }
+    document = {"baseTimeNanoseconds": 10**18, "traceEvents": [{"ph": "M", "name": "x"}, *entries]}
     trace_path(folder, rank).write_bytes(gzip.compress(json.dumps(document).encode()))
 
 
@@ -115,8 +103,7 @@ def two_ranks(run: Path, *, later_ms: float = 0.0, host: str = "a") -> ProfileRe
     for rank, bucket_at in enumerate((30.0, 60.0)):
         by = later_ms * rank
         steps = [
-            gloo_step(n, (n - 2) * 100 + by, bucket_at=bucket_at, reduced_at=80)
-            for n in (2, 3)
+            gloo_step(n, (n - 2) * 100 + by, bucket_at=bucket_at, reduced_at=80) for n in (2, 3)
         ]
         write_rank(
             run,
@@ -132,7 +119,5 @@ def nccl_ranks(run: Path, kind: str) -> ProfileResult:
     sleeps 50 ms; `tiny`: buckets of 50 kB; `item`: `loss.item()` in each step."""
     for rank in (0, 1):
         write_rank(run, rank, [], device="NVIDIA H200", backend="nccl", bucket_bytes=())
-        shutil.copy(
-            DATA / f"nccl-{kind}-rank{rank}.json.gz", trace_path(run / "profile", rank)
-        )
+        shutil.copy(DATA / f"nccl-{kind}-rank{rank}.json.gz", trace_path(run / "profile", rank))
     return analyse(run)

@@ -31,9 +31,7 @@ class KnownRuns(SizedRuns):
     requests: list[tuple[str, int, int | None]] = field(default_factory=list)
     device: str = "cpu"
 
-    def profiled(
-        self, name: str, ranks: int, batch: int | None
-    ) -> tuple[ProfileResult, Path]:
+    def profiled(self, name: str, ranks: int, batch: int | None) -> tuple[ProfileResult, Path]:
         self.requests.append((name, ranks, batch))
         size = batch or 64
         compute_s = size / 64 / ranks
@@ -57,10 +55,7 @@ class KnownRuns(SizedRuns):
 def known_runs(tmp_path: Path, *worlds: int) -> KnownRuns:
     options = MeasureOptions(worlds=worlds)
     return KnownRuns(
-        arguments=lambda changes: [],
-        options=options,
-        folder=tmp_path,
-        note=lambda text: None,
+        arguments=lambda changes: [], options=options, folder=tmp_path, note=lambda text: None
     )
 
 
@@ -96,25 +91,16 @@ def test_speed_up_and_efficiency_of_weak_and_strong_scaling(tmp_path: Path) -> N
         in lines
     )
     assert not measure(known_runs(tmp_path, 1, 2), cores=2, gpus=0).shares_cores
-    plot = ElementTree.fromstring(
-        efficiency_svg("<digits>", efficiency_lines(measurement))
-    )
+    plot = ElementTree.fromstring(efficiency_svg("<digits>", efficiency_lines(measurement)))
     names = [text.text for text in plot.iter("{http://www.w3.org/2000/svg}text")]
-    assert {
-        "<digits>",
-        "measured, weak scaling",
-        "measured, strong scaling",
-        "100%",
-    } <= {*names}
+    assert {"<digits>", "measured, weak scaling", "measured, strong scaling", "100%"} <= {*names}
 
 
 def test_steps_that_vary_too_much_are_reported(tmp_path: Path) -> None:
     measurement = measure(known_runs(tmp_path, 1, 2), cores=2, gpus=8)
     assert "steps vary" not in "\n".join(measurement_lines(measurement))
     first, *others = measurement.sizes
-    noisy = replace(
-        measurement, sizes=(replace(first, step_s=0.145, spread_s=0.14), *others)
-    )
+    noisy = replace(measurement, sizes=(replace(first, step_s=0.145, spread_s=0.14), *others))
     text = "1 rank: steps vary by 140 ms around 145 ms, so efficiencies with them are not reliable: measure again"
     assert text in "\n".join(measurement_lines(noisy))
 
@@ -150,12 +136,7 @@ def test_hosts_get_even_parts() -> None:
         [("a", 2), ("b", 2)],
     ]
     leg = Leg(
-        "run",
-        ("digits", "--train.steps=4"),
-        Path("runs/x"),
-        Path("x.log"),
-        4,
-        (("a", 2), ("b", 2)),
+        "run", ("digits", "--train.steps=4"), Path("runs/x"), Path("x.log"), 4, (("a", 2), ("b", 2))
     )
     words = [
         "--no-standby",

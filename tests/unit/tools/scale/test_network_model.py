@@ -36,11 +36,7 @@ def test_a_ring_of_gloo_moves_its_bytes_twice_over_each_link_less_one_part() -> 
     network = make_network(MIB, 0.0)
     for ranks in (2, 4, 8):
         transfer = all_reduce(network, 8 * MIB, ranks, 1)
-        assert (
-            transfer.alone_s
-            == transfer.busy_s
-            == pytest.approx(2 * (ranks - 1) / ranks * 8)
-        )
+        assert transfer.alone_s == transfer.busy_s == pytest.approx(2 * (ranks - 1) / ranks * 8)
     assert all_reduce(network, 8 * MIB, 1, 1).alone_s == 0.0
 
 
@@ -50,44 +46,30 @@ def test_small_messages_wait_for_every_hop() -> None:
     assert transfer.alone_s == pytest.approx(14 * (0.01 + 1 / MIB))
     assert transfer.busy_s == pytest.approx(14 * 2 / MIB)
     # A large message hides the latency.
-    assert all_reduce(make_network(MIB, 0.01), 8 * MIB, 8, 1).alone_s == pytest.approx(
-        14
-    )
+    assert all_reduce(make_network(MIB, 0.01), 8 * MIB, 8, 1).alone_s == pytest.approx(14)
 
 
 def test_within_a_node_the_slower_of_both_links_counts() -> None:
-    fast, slow = (
-        Link(name="", bytes_per_s=rate * MIB, latency_s=0.0) for rate in (4.0, 1.0)
-    )
+    fast, slow = (Link(name="", bytes_per_s=rate * MIB, latency_s=0.0) for rate in (4.0, 1.0))
     network = Network(backend="gloo", between=slow, inside=fast)
     assert all_reduce(network, MIB, 1, 4).alone_s == pytest.approx(1.5 / 4)
     assert all_reduce(network, MIB, 2, 2).alone_s == pytest.approx(1.5)
 
 
 def test_rings_and_trees_of_nccl_are_those_of_its_cost_model() -> None:
-    network = Network(
-        backend="nccl", between=NETWORKS["100gbit"], inside=INSIDE["nvlink4"]
-    )
+    network = Network(backend="nccl", between=NETWORKS["100gbit"], inside=INSIDE["nvlink4"])
     simple = NCCL[1]
-    ring, tree = (
-        nccl_transfer(network, simple, way, 12_000_000, 16, 8) for way in (RING, TREE)
-    )
+    ring, tree = (nccl_transfer(network, simple, way, 12_000_000, 16, 8) for way in (RING, TREE))
     # 254 hops, 30 of them between nodes; 127/128 of the bytes twice at 12 GB/s.
-    assert ring.alone_s == pytest.approx(
-        8.4e-6 + 224 * 3.4e-6 + 30 * 14e-6 + 2 * 127 / 128 * 1e-3
-    )
+    assert ring.alone_s == pytest.approx(8.4e-6 + 224 * 3.4e-6 + 30 * 14e-6 + 2 * 127 / 128 * 1e-3)
     # Up and down: 7 GPUs and 4 levels; twice the bytes at 92% of 12 GB/s.
-    assert tree.alone_s == pytest.approx(
-        8.4e-6 + 2 * 7 * 4e-6 + 2 * 4 * 14e-6 + 2 * 1e-3 / 0.92
-    )
+    assert tree.alone_s == pytest.approx(8.4e-6 + 2 * 7 * 4e-6 + 2 * 4 * 14e-6 + 2 * 1e-3 / 0.92)
     # The fastest is taken: trees for small messages on many nodes, rings for large ones on few.
     assert (
         all_reduce(network, 1024, 128, 8).alone_s
         < nccl_transfer(network, NCCL[0], RING, 1024, 128, 8).alone_s
     )
-    assert all_reduce(network, 1 << 30, 2, 8) == nccl_transfer(
-        network, simple, RING, 1 << 30, 2, 8
-    )
+    assert all_reduce(network, 1 << 30, 2, 8) == nccl_transfer(network, simple, RING, 1 << 30, 2, 8)
 
 
 @given(
@@ -100,13 +82,7 @@ def test_rings_and_trees_of_nccl_are_those_of_its_cost_model() -> None:
     backend=st.sampled_from(("gloo", "nccl")),
 )
 def test_more_bytes_take_longer_and_faster_links_less(
-    size: int,
-    added: int,
-    nodes: int,
-    per_node: int,
-    rate: float,
-    latency: float,
-    backend: str,
+    size: int, added: int, nodes: int, per_node: int, rate: float, latency: float, backend: str
 ) -> None:
     def seconds(num_bytes: int, rate: float, latency: float) -> float:
         return all_reduce(
@@ -115,14 +91,8 @@ def test_more_bytes_take_longer_and_faster_links_less(
 
     here = seconds(size, rate, latency)
     assert 0 < here <= seconds(size + added, rate, latency) * (1 + 1e-9)
-    assert (
-        seconds(size, 2 * rate, latency)
-        <= here
-        <= seconds(size, rate, 2 * latency) * (1 + 1e-9)
-    )
-    transfer = all_reduce(
-        make_network(rate, latency, backend=backend), size, nodes, per_node
-    )
+    assert seconds(size, 2 * rate, latency) <= here <= seconds(size, rate, 2 * latency) * (1 + 1e-9)
+    transfer = all_reduce(make_network(rate, latency, backend=backend), size, nodes, per_node)
     assert transfer.busy_s <= transfer.alone_s
 
 
@@ -144,12 +114,8 @@ def test_a_measured_link_gives_its_measurements_back(
     ]
     link = link_from_points("again", points, world_size=ranks, backend="gloo")
     again = Network(backend="gloo", between=link, inside=truth.inside)
-    for message, seconds in zip(
-        (ranks, size), (points[0][1], points[1][1]), strict=True
-    ):
-        assert all_reduce(again, message, ranks, 1).alone_s == pytest.approx(
-            seconds, rel=0.01
-        )
+    for message, seconds in zip((ranks, size), (points[0][1], points[1][1]), strict=True):
+        assert all_reduce(again, message, ranks, 1).alone_s == pytest.approx(seconds, rel=0.01)
 
 
 def test_bandwidth_may_depend_on_the_size() -> None:
@@ -192,9 +158,7 @@ OF_RANKS = [
 )
 def test_what_the_doctor_measured_is_a_link(tmp_path: Path, document: Any) -> None:
     (tmp_path / "lab.json").write_text(json.dumps(document))
-    link = link_from_doctor(
-        "lab.json", read_doctor("--network", tmp_path / "lab.json")[0], "gloo"
-    )
+    link = link_from_doctor("lab.json", read_doctor("--network", tmp_path / "lab.json")[0], "gloo")
     assert link.bytes_per_s == pytest.approx(0.5e9)
     assert link.latency_s == pytest.approx(100e-6, rel=0.01)
     assert (link.name, link.source) == ("lab.json", "measured with gloo on 4 ranks")
@@ -213,27 +177,18 @@ def test_a_single_rank_measured_no_link(tmp_path: Path, collectives: Any) -> Non
     path = tmp_path / "alone.json"
     path.write_text(json.dumps({"collectives": collectives}))
     with pytest.raises(
-        UsageError,
-        match=r"--doctor: .*alone.json has no measured all_reduce of several ranks",
+        UsageError, match=r"--doctor: .*alone.json has no measured all_reduce of several ranks"
     ) as caught:
         read_doctor("--doctor", path)
     assert caught.value.next_step is not None
-    assert caught.value.next_step.startswith(
-        "make it: drumline doctor --collectives --json > "
-    )
+    assert caught.value.next_step.startswith("make it: drumline doctor --collectives --json > ")
 
 
 def test_links_have_names() -> None:
-    assert chosen_link(
-        "--network", "100gbit", NETWORKS, "nccl"
-    ).bytes_per_s == pytest.approx(12e9)
-    assert all(
-        link.source and link.name == name
-        for name, link in {**NETWORKS, **INSIDE}.items()
-    )
+    assert chosen_link("--network", "100gbit", NETWORKS, "nccl").bytes_per_s == pytest.approx(12e9)
+    assert all(link.source and link.name == name for name, link in {**NETWORKS, **INSIDE}.items())
     with pytest.raises(
-        UsageError,
-        match=r"--network: there is no network '100gb'; did you mean '100gbit'\?",
+        UsageError, match=r"--network: there is no network '100gb'; did you mean '100gbit'\?"
     ):
         chosen_link("--network", "100gb", NETWORKS, "nccl")
     devices = ("cpu", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA L4")
@@ -283,16 +238,7 @@ def test_a_rate_by_itself_is_the_network_of_that_name() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "60",
-        "60mb",
-        "0mbit",
-        "60mbit,",
-        "60mbit,2",
-        "-1mbit",
-        "60mbit,0.2ms,1",
-        "9" * 400 + "gbit",
-    ],
+    ["60", "60mb", "0mbit", "60mbit,", "60mbit,2", "-1mbit", "60mbit,0.2ms,1", "9" * 400 + "gbit"],
 )
 def test_what_is_no_rate_is_none(text: str) -> None:
     assert rated_link(text) is None

@@ -47,33 +47,21 @@ class Perfetto:
         self.folder = folder
 
     def open(self, run: Path) -> None:
-        shutil.copy(
-            run / "profile/merged.trace.json.gz", self.folder / f"{run.name}.gz"
-        )
+        shutil.copy(run / "profile/merged.trace.json.gz", self.folder / f"{run.name}.gz")
         self.browser.open("about:blank")
-        self.browser.open(
-            f"{self.address}/index.html#!/?url={self.address}/{run.name}.gz"
-        )
+        self.browser.open(f"{self.address}/index.html#!/?url={self.address}/{run.name}.gz")
         deadline = time.monotonic() + PATIENCE_S
-        while not self.browser.value(
-            "typeof app !== 'undefined' && Boolean(app.trace)"
-        ):
+        while not self.browser.value("typeof app !== 'undefined' && Boolean(app.trace)"):
             assert time.monotonic() < deadline, self.browser.errors
             time.sleep(0.1)
         assert (
-            self.rows(
-                "select name, value from stats where severity != 'info' and value > 0"
-            )
-            == []
+            self.rows("select name, value from stats where severity != 'info' and value > 0") == []
         )
 
     def rows(self, query: str) -> list[Any]:
         expression = QUERY % json.dumps(query)
         answer = self.browser.call(
-            "Runtime.evaluate",
-            expression=expression,
-            awaitPromise=True,
-            returnByValue=True,
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
         assert "exceptionDetails" not in answer, answer
         rows: list[Any] = answer["result"]["value"]
@@ -82,9 +70,7 @@ class Perfetto:
     def processes(self) -> list[str]:
         return [
             name
-            for (name,) in self.rows(
-                "select name from process where name is not null order by pid"
-            )
+            for (name,) in self.rows("select name from process where name is not null order by pid")
         ]
 
 
@@ -107,20 +93,13 @@ def make_perfetto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Perfetto
 
 
 @pytest.mark.soak
-def test_ranks_of_two_hosts_are_by_one_clock(
-    perfetto: Perfetto, tmp_path: Path
-) -> None:
+def test_ranks_of_two_hosts_are_by_one_clock(perfetto: Perfetto, tmp_path: Path) -> None:
     """The clock of rank 1's host is 5 s ahead."""
     two_ranks(tmp_path, later_ms=5000, host="b")
     perfetto.open(tmp_path)
     assert perfetto.processes() == ["rank 0 on a", "rank 1 on b"]
-    reduced = perfetto.rows(
-        SLICES + "where slice.name = 'gloo:all_reduce' order by rank, ts"
-    )
-    ends = [
-        (rank, round(((ts + dur) / 1e3 - EARLY_US) / MS))
-        for _, rank, _, ts, dur in reduced
-    ]
+    reduced = perfetto.rows(SLICES + "where slice.name = 'gloo:all_reduce' order by rank, ts")
+    ends = [(rank, round(((ts + dur) / 1e3 - EARLY_US) / MS)) for _, rank, _, ts, dur in reduced]
     assert ends == [
         ("rank 0 on a", 80),
         ("rank 0 on a", 180),
@@ -140,8 +119,7 @@ def test_every_kernel_of_each_gpu_is_there(perfetto: Perfetto, tmp_path: Path) -
         f"select rank, count(*) as num from ({SLICES}) group by rank order by rank"
     )
     assert shown == [
-        [name, num]
-        for name, (_, num) in zip(names, sorted(written.items()), strict=True)
+        [name, num] for name, (_, num) in zip(names, sorted(written.items()), strict=True)
     ]
 
 
@@ -149,11 +127,12 @@ def test_every_kernel_of_each_gpu_is_there(perfetto: Perfetto, tmp_path: Path) -
 def test_flows_stay_within_their_rank(perfetto: Perfetto, tmp_path: Path) -> None:
     ranks_with_flows(tmp_path)
     perfetto.open(tmp_path)
-    ends = "join s as a on flow.slice_out = a.id join s as b on flow.slice_in = b.id order by a.rank"
+    ends = (
+        "join s as a on flow.slice_out = a.id join s as b on flow.slice_in = b.id order by a.rank"
+    )
     rows = perfetto.rows(
         f"with s as ({SLICES}) select a.rank as x, a.name as y, b.rank as z, b.name as n from flow {ends}"
     )
     assert rows == [
-        [f"rank {rank} on a", "aten::mm", f"rank {rank} on a", "MmBackward0"]
-        for rank in (0, 1)
+        [f"rank {rank} on a", "aten::mm", f"rank {rank} on a", "MmBackward0"] for rank in (0, 1)
     ]

@@ -12,15 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import scale_drawn
-from benchmarks.scale_cells import (
-    HOSTS,
-    MBITS,
-    MOST_MBIT,
-    TENSORS,
-    WORKS,
-    DrawnCell,
-    drawn_cells,
-)
+from benchmarks.scale_cells import HOSTS, MBITS, MOST_MBIT, TENSORS, WORKS, DrawnCell, drawn_cells
 from benchmarks.scale_ranks import RanksError
 
 
@@ -39,35 +31,20 @@ def test_cells_are_of_all_kinds_and_within_their_ranges() -> None:
     assert {cell.tensors for cell in cells} == set(TENSORS)
     assert {cell.hosts for cell in cells} == set(range(HOSTS[0], HOSTS[1] + 1))
     assert all(MBITS[0] <= cell.mbit <= MBITS[1] for cell in cells)
-    assert (
-        min(cell.mbit for cell in cells) < 30 < 500 < max(cell.mbit for cell in cells)
-    )
-    assert all(
-        cell.mbit * cell.hosts <= MOST_MBIT and cell.bytes_s <= 4.0 for cell in cells
-    )
+    assert min(cell.mbit for cell in cells) < 30 < 500 < max(cell.mbit for cell in cells)
+    assert all(cell.mbit * cell.hosts <= MOST_MBIT and cell.bytes_s <= 4.0 for cell in cells)
     computing = [cell for cell in cells if cell.work == "compute"]
-    assert {cell.hosts for cell in computing} == {2, 3}, (
-        "at most as many as there are cores"
-    )
+    assert {cell.hosts for cell in computing} == {2, 3}, "at most as many as there are cores"
     assert (
-        max(
-            cell.model_bytes / cell.compute_s
-            for cell in computing
-            if cell.compute_s > 0.2
-        )
-        < 8.1e6
+        max(cell.model_bytes / cell.compute_s for cell in computing if cell.compute_s > 0.2) < 8.1e6
     )
-    small = [
-        cell for cell in cells if cell.tensors == "small" and cell.work != "compute"
-    ]
+    small = [cell for cell in cells if cell.tensors == "small" and cell.work != "compute"]
     busy = [cell.hosts * 0.05 / (3 * (cell.compute_s + 0.05)) for cell in small]
     assert max(busy) <= 0.5, "600 tensors take CPU time on each host"
     assert max(cell.hosts for cell in small) == HOSTS[1]
 
 
-@pytest.mark.parametrize(
-    ("tensors", "count"), [("even", 24), ("huge", 24), ("small", 600)]
-)
+@pytest.mark.parametrize(("tensors", "count"), [("even", 24), ("huge", 24), ("small", 600)])
 def test_a_model_has_its_bytes_in_tensors_of_its_kind(tensors: str, count: int) -> None:
     cell = next(cell for cell in cells_of(8) if cell.tensors == tensors)
     assert len(cell.tensor_bytes) == count
@@ -78,9 +55,7 @@ def test_a_model_has_its_bytes_in_tensors_of_its_kind(tensors: str, count: int) 
 def test_after_a_cell_that_fails_the_others_are_measured_on_new_hosts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = argparse.Namespace(
-        seed=5, cells=3, hosts=8, most_s=None, minutes=math.inf, nice=0
-    )
+    options = argparse.Namespace(seed=5, cells=3, hosts=8, most_s=None, minutes=math.inf, nice=0)
     starts: list[int] = []
 
     @contextmanager
@@ -100,19 +75,13 @@ def test_after_a_cell_that_fails_the_others_are_measured_on_new_hosts(
     assert starts == [8, 8]
     lines = [scale_drawn.drawn_line(row) for row in rows]
     assert lines[0].endswith("| | | failed: RuntimeError: no route to host | |")
-    assert all(
-        line.endswith("| 1% | 500 | 510 | 400 - 600 | +2.0% |") for line in lines[1:]
-    )
+    assert all(line.endswith("| 1% | 500 | 510 | 400 - 600 | +2.0% |") for line in lines[1:])
     assert scale_drawn.drawn_summary(rows) == (
         "2 cells: mean error 2.0%, worst 2.0%; 2 (100%) inside of their intervals; 0 refused, 1 failed"
     )
 
 
-def test_no_cell_is_started_after_the_minutes_are_over(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    options = argparse.Namespace(
-        seed=5, cells=3, hosts=8, most_s=None, minutes=0.0, nice=0
-    )
+def test_no_cell_is_started_after_the_minutes_are_over(capsys: pytest.CaptureFixture[str]) -> None:
+    options = argparse.Namespace(seed=5, cells=3, hosts=8, most_s=None, minutes=0.0, nice=0)
     assert list(scale_drawn.measured_rows(options)) == []
     assert "no time for 3 cells" in capsys.readouterr().err

@@ -28,17 +28,8 @@ from drumline.runs.scaling_result import (
 )
 from drumline.tools.scale.network_model import NETWORKS
 from drumline.tools.scale.prediction_check import check_predictions
-from drumline.tools.scale.scale_prediction import (
-    MODEL_ERROR,
-    NCCL_ERROR,
-    goodput,
-    predict,
-)
-from drumline.tools.scale.scaling_words import (
-    check_lines,
-    prediction_lines,
-    why_below_usual,
-)
+from drumline.tools.scale.scale_prediction import MODEL_ERROR, NCCL_ERROR, goodput, predict
+from drumline.tools.scale.scaling_words import check_lines, prediction_lines, why_below_usual
 from tests.unit.tools.scale.jobs_to_scale import MIB, make_network, make_profile
 
 
@@ -47,25 +38,19 @@ def options(*nodes: int, **values: Any) -> ScaleOptions:
 
 
 def predicted(*nodes: int, rate: float = MIB, **values: Any) -> Prediction:
-    return predict(
-        make_profile(), make_network(rate), options(*nodes, **values), source="runs/a"
-    )
+    return predict(make_profile(), make_network(rate), options(*nodes, **values), source="runs/a")
 
 
 def test_a_job_of_two_buckets_is_predicted_with_its_parts() -> None:
     prediction = predicted(1, 2, price=10.0, mtbf_hours=1e12)
     alone, pair = prediction.sizes
-    assert (
-        alone.step_s[1],
-        alone.efficiency[1],
-        alone.communication_s,
-    ) == pytest.approx((1.0, 1.0, 0.0))
+    assert (alone.step_s[1], alone.efficiency[1], alone.communication_s) == pytest.approx(
+        (1.0, 1.0, 0.0)
+    )
     assert (pair.step_s[1], pair.efficiency[1]) == pytest.approx((2.6, 1 / 2.6))
     assert (pair.communication_s, pair.waiting_s) == pytest.approx((1.6, 0.0))
     # All compute times are alike: the interval is the model's error alone.
-    assert pair.step_s == pytest.approx(
-        (2.6 * (1 - MODEL_ERROR), 2.6, 2.6 * (1 + MODEL_ERROR))
-    )
+    assert pair.step_s == pytest.approx((2.6 * (1 - MODEL_ERROR), 2.6, 2.6 * (1 + MODEL_ERROR)))
     # 64 samples on the two ranks of the profile
     assert pair.samples_per_day == pytest.approx(86400 / 2.6 * 32 * 2)
     assert pair.cost_per_day == pytest.approx(10 * 2 * 24)
@@ -84,10 +69,7 @@ def test_waiting_for_the_slowest_rank_is_not_communication() -> None:
 
 def test_a_model_that_was_compared_with_nothing_has_a_wider_interval() -> None:
     over_nccl = predict(
-        make_profile(),
-        replace(make_network(MIB), backend="nccl"),
-        options(2),
-        source="",
+        make_profile(), replace(make_network(MIB), backend="nccl"), options(2), source=""
     )
     low, mean, high = over_nccl.sizes[0].step_s
     assert (over_nccl.model_error, low / mean, high / mean) == pytest.approx(
@@ -104,9 +86,7 @@ def test_a_model_that_was_compared_with_nothing_has_a_wider_interval() -> None:
 
 
 def test_the_documented_assumptions_are_flags() -> None:
-    documentation = (Path(__file__).parents[4] / "docs" / "scaling.md").read_text(
-        encoding="utf-8"
-    )
+    documentation = (Path(__file__).parents[4] / "docs" / "scaling.md").read_text(encoding="utf-8")
     (row,) = re.findall(r"^\| failures, restarts.*", documentation, re.MULTILINE)
     assert set(re.findall(r"--([a-z-]+)", row)) <= set(PREDICT_FLAGS)
 
@@ -131,9 +111,7 @@ def test_more_nodes_never_raise_the_goodput(
     nodes: int, step: float, hours: float, every: int
 ) -> None:
     given_options = options(1, mtbf_hours=hours, checkpoint_every=every)
-    single, double = (
-        goodput(step, count, given_options) for count in (nodes, 2 * nodes)
-    )
+    single, double = (goodput(step, count, given_options) for count in (nodes, 2 * nodes))
     assert 0 <= double <= single <= 1
 
 
@@ -142,9 +120,7 @@ def test_where_more_nodes_stop_paying_is_found() -> None:
     assert predicted(8).stops_paying == 1
     # On a fast network every node pays, until failures take what is left.
     assert predicted(64, rate=1e12).stops_paying is None
-    failing = predicted(
-        4096, rate=1e12, mtbf_hours=100.0, restart_s=600.0, checkpoint_every=10
-    )
+    failing = predicted(4096, rate=1e12, mtbf_hours=100.0, restart_s=600.0, checkpoint_every=10)
     assert failing.stops_paying == 128
     assert "more nodes stop paying after 128" in "\n".join(prediction_lines(failing))
 
@@ -153,9 +129,7 @@ def test_better_buckets_and_accumulation_are_found() -> None:
     # One bucket, ready at the end: nothing overlaps. Smaller ones do.
     tensors = [(MIB, 0.4 + 0.5 * number / 40) for number in range(1, 41)]
     profile = make_profile(buckets=((40 * MIB, 0.9),), tensors=tensors)
-    prediction = predict(
-        profile, make_network(80 * MIB), options(2, mtbf_hours=1e12), source=""
-    )
+    prediction = predict(profile, make_network(80 * MIB), options(2, mtbf_hours=1e12), source="")
     size = prediction.sizes[0]
     assert size.step_s[1] == pytest.approx(0.9 + 0.5 + 0.1)
     assert size.best_bucket_cap_mb < 25
@@ -213,13 +187,9 @@ def test_a_profile_of_a_crowded_machine_says_so_and_has_wider_intervals() -> Non
 
 
 def test_a_profile_of_a_very_crowded_machine_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match="rank 0 on a waited for a CPU in 38% of its"
-    ) as error:
+    with pytest.raises(UsageError, match="rank 0 on a waited for a CPU in 38% of its") as error:
         predict(make_profile(cpu_wait_s=0.38), make_network(), options(2), source="")
-    assert str(error.value.next_step).startswith(
-        "profile the job again when nothing else runs"
-    )
+    assert str(error.value.next_step).startswith("profile the job again when nothing else runs")
 
 
 def test_another_bucket_size_needs_the_sizes_of_tensors(tmp_path: Path) -> None:
@@ -238,9 +208,7 @@ def test_another_bucket_size_needs_the_sizes_of_tensors(tmp_path: Path) -> None:
         5.0,
         pytest.approx(size.step_s[1]),
     )
-    with pytest.raises(
-        UsageError, match="does not have the sizes of the tensors, which DDP"
-    ):
+    with pytest.raises(UsageError, match="does not have the sizes of the tensors, which DDP"):
         predict(old, make_network(), options(2, bucket_cap_mb=1.0), source="")
 
 
@@ -277,9 +245,7 @@ def measurement(*sizes: MeasuredSize, made_at: float) -> Measurement:
     )
 
 
-def test_predictions_are_checked_against_what_was_measured_since(
-    tmp_path: Path,
-) -> None:
+def test_predictions_are_checked_against_what_was_measured_since(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no prediction in"):
         check_predictions([tmp_path])
     prediction = predicted(2, 4, 8)
@@ -303,18 +269,12 @@ def test_predictions_are_checked_against_what_was_measured_since(
     assert [size.error for size in check.sizes] == pytest.approx(
         [0.04, prediction.sizes[1].step_s[1] / 10 - 1]
     )
-    assert list(check_lines(check))[-1].endswith(
-        "1 outside of the interval; 1 not measured yet"
-    )
+    assert list(check_lines(check))[-1].endswith("1 outside of the interval; 1 not measured yet")
 
 
 def profile_on(nodes: int, made_at: float, step_s: float) -> ProfileResult:
     return make_profile(
-        world_size=nodes,
-        num_nodes=nodes,
-        batch_size=32 * nodes,
-        step_s=step_s,
-        made_at=made_at,
+        world_size=nodes, num_nodes=nodes, batch_size=32 * nodes, step_s=step_s, made_at=made_at
     )
 
 
@@ -331,22 +291,15 @@ def test_the_profile_of_another_run_is_a_measurement_too(tmp_path: Path) -> None
     assert check_predictions([tmp_path / "a", tmp_path / "b"]).sizes == ()
 
 
-def test_a_measurement_is_compared_with_predictions_for_its_own_network(
-    tmp_path: Path,
-) -> None:
+def test_a_measurement_is_compared_with_predictions_for_its_own_network(tmp_path: Path) -> None:
     profile = make_profile()
     sizes = options(1, 2)
     for number, name in enumerate(("10gbit", "100gbit")):
         network = replace(make_network(), between=NETWORKS[name])
         write_scaling(
-            tmp_path,
-            replace(
-                predict(profile, network, sizes, source=""), made_at=1.0 + number / 8
-            ),
+            tmp_path, replace(predict(profile, network, sizes, source=""), made_at=1.0 + number / 8)
         )
-    write_scaling(
-        tmp_path, measurement(measured_size(1, 1.0), measured_size(2, 1.1), made_at=2.0)
-    )
+    write_scaling(tmp_path, measurement(measured_size(1, 1.0), measured_size(2, 1.1), made_at=2.0))
     check = check_predictions([tmp_path])
     assert [(size.network, size.nodes) for size in check.sizes] == [
         ("10gbit", 1),
@@ -381,13 +334,10 @@ def test_below_what_is_usual_the_largest_loss_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "usual"),
-    [(2, 90), (3, 87), (4, 85), (6, 82), (12, 77), (16, 75), (32, 75)],
+    ("ranks", "usual"), [(2, 90), (3, 87), (4, 85), (6, 82), (12, 77), (16, 75), (32, 75)]
 )
 def test_every_number_of_ranks_has_a_usual_efficiency(ranks: int, usual: int) -> None:
-    reason = why_below_usual(
-        measured_size(ranks, 3.0, efficiency=0.3), measured_size(1, 1.0)
-    )
+    reason = why_below_usual(measured_size(ranks, 3.0, efficiency=0.3), measured_size(1, 1.0))
     assert reason is not None
     assert reason.startswith(
         f"{ranks} ranks: 30% is below the usual {usual}%; the largest loss is exposed"

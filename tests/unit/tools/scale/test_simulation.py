@@ -77,9 +77,7 @@ def test_the_slowest_rank_sets_the_pace() -> None:
     assert step_s(shape, network, 1, 1) == pytest.approx(1.0)
     assert step_s(shape, network, 3, 1) == pytest.approx(0.125 * 0.9 + 0.875 * 1.1)
     assert typical_step_s(shape, network, 1024, 1) == pytest.approx(1.1)
-    many = shape_of(
-        make_profile(compute_s=[1.0 + number / 1000 for number in range(500)])
-    )
+    many = shape_of(make_profile(compute_s=[1.0 + number / 1000 for number in range(500)]))
     assert len(many.paces) == 64
     assert many.paces[-1].compute == pytest.approx(1.499 / 1.2495)
 
@@ -92,9 +90,7 @@ def test_a_wait_in_python_is_no_longer_where_computing_is() -> None:
         compute_s=computes, buckets=((4, 0.03),), parts_s={"gaps": 0.4}, step_s=0.4375
     )
     shape = shape_of(profile)
-    assert shape.own_s(slowest_pace(shape, 1024)) - shape.own_s() == pytest.approx(
-        0.0125
-    )
+    assert shape.own_s(slowest_pace(shape, 1024)) - shape.own_s() == pytest.approx(0.0125)
     assert step_s(shape, make_network(1e15), 1024, 1) == pytest.approx(0.45, rel=1e-3)
 
 
@@ -102,10 +98,7 @@ def test_python_that_takes_longer_in_some_steps_has_a_spread_of_its_own() -> Non
     """What a rank computes and what its host does are of the same step: here the one that computes
     less waits longer."""
     profile = make_profile(
-        compute_s=(0.1, 0.3),
-        host_s=(0.6, 0.2),
-        buckets=((4, 0.2),),
-        parts_s={"gaps": 0.4},
+        compute_s=(0.1, 0.3), host_s=(0.6, 0.2), buckets=((4, 0.2),), parts_s={"gaps": 0.4}
     )
     shape = shape_of(profile)
     assert (shape.compute_s, shape.host_s) == pytest.approx((0.2, 0.4))
@@ -116,12 +109,8 @@ def test_python_that_takes_longer_in_some_steps_has_a_spread_of_its_own() -> Non
 def test_a_bucket_is_ready_after_what_the_host_did_before_it() -> None:
     """All of the Python is in the forward pass: the last bucket is as late as it is, and what
     follows is compute alone."""
-    buckets = (
-        Bucket(num_bytes=4, ready_s=0.9, backward_s=0.5, reduce_s=0.1, host_s=0.4),
-    )
-    shape = shape_of(
-        replace(make_profile(parts_s={"gaps": 0.4}, host_s=(0.4,)), buckets=buckets)
-    )
+    buckets = (Bucket(num_bytes=4, ready_s=0.9, backward_s=0.5, reduce_s=0.1, host_s=0.4),)
+    shape = shape_of(replace(make_profile(parts_s={"gaps": 0.4}, host_s=(0.4,)), buckets=buckets))
     assert shape.buckets[0].ready_s == pytest.approx(1.3)
     assert shape.tail_s(AVERAGE) == pytest.approx(0.1)
 
@@ -159,9 +148,7 @@ def test_the_size_of_a_bucket_counts_gradients_not_what_is_sent() -> None:
         MIB // 2
     ] * 4, "4 MiB of gradients"
     factors = shape_of(
-        make_profile(
-            buckets=buckets, tensors=tensors, settings={"dist.comm": "powersgd"}
-        )
+        make_profile(buckets=buckets, tensors=tensors, settings={"dist.comm": "powersgd"})
     )
     assert factors.with_bucket_cap(1.0) == factors, "its factors are not in proportion"
 
@@ -169,20 +156,14 @@ def test_the_size_of_a_bucket_counts_gradients_not_what_is_sent() -> None:
 def test_micro_batches_communicate_once() -> None:
     shape = shape_of(make_profile()).with_accumulation(3)
     assert shape.alone_s == pytest.approx(1.0 + 2 * 0.9)
-    assert [bucket.ready_s for bucket in shape.buckets] == pytest.approx(
-        [0.5 + 1.8, 0.9 + 1.8]
-    )
+    assert [bucket.ready_s for bucket in shape.buckets] == pytest.approx([0.5 + 1.8, 0.9 + 1.8])
     assert step_s(shape, make_network(MIB), 2, 1) == pytest.approx(2.6 + 1.8)
     assert shape.with_accumulation(1).alone_s == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
     ("settings", "count"),
-    [
-        ({"dist.sync_batchnorm": "true"}, 12),
-        ({"dist.sync_batchnorm": "false"}, 4),
-        ({}, 12),
-    ],
+    [({"dist.sync_batchnorm": "true"}, 12), ({"dist.sync_batchnorm": "false"}, 4), ({}, 12)],
 )
 def test_each_micro_batch_has_the_collectives_of_sync_batchnorm(
     settings: dict[str, str], count: float
@@ -192,9 +173,7 @@ def test_each_micro_batch_has_the_collectives_of_sync_batchnorm(
     assert shape.with_accumulation(3).other_collectives == count
 
 
-jobs = st.lists(
-    st.tuples(st.integers(1, 64 * MIB), st.floats(0, 0.2)), min_size=1, max_size=12
-)
+jobs = st.lists(st.tuples(st.integers(1, 64 * MIB), st.floats(0, 0.2)), min_size=1, max_size=12)
 spreads = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=8)
 
 
@@ -206,16 +185,11 @@ spreads = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=8)
     backend=st.sampled_from(("gloo", "nccl")),
 )
 def test_more_ranks_and_slower_links_never_shorten_a_step(
-    buckets: list[tuple[int, float]],
-    spread: list[float],
-    ranks: int,
-    rate: float,
-    backend: str,
+    buckets: list[tuple[int, float]], spread: list[float], ranks: int, rate: float, backend: str
 ) -> None:
     mean = sum(spread) / len(spread)
     ready = accumulate(
-        (0.4 + gap if not number else gap for number, (_, gap) in enumerate(buckets)),
-        initial=0,
+        (0.4 + gap if not number else gap for number, (_, gap) in enumerate(buckets)), initial=0
     )
     timed = [
         (size, min(ready_s, mean))
@@ -225,17 +199,10 @@ def test_more_ranks_and_slower_links_never_shorten_a_step(
     here = step_s(shape, make_network(rate, backend=backend), ranks, 1)
     assert here >= shape.alone_s * (1 - 1e-9)
     # NCCL's trees have a latency by whole levels, so that doubling is what is compared.
-    assert step_s(shape, make_network(rate, backend=backend), 2 * ranks, 1) >= here * (
-        1 - 1e-9
-    )
-    assert step_s(shape, make_network(rate / 2, backend=backend), ranks, 1) >= here * (
-        1 - 1e-9
-    )
+    assert step_s(shape, make_network(rate, backend=backend), 2 * ranks, 1) >= here * (1 - 1e-9)
+    assert step_s(shape, make_network(rate / 2, backend=backend), ranks, 1) >= here * (1 - 1e-9)
     # All communication after all compute is the longest that a step can be.
-    total = (
-        sum(step.num_bytes for step in shape.buckets) * 2 / rate
-        + len(timed) * ranks * 1e-3
-    )
+    total = sum(step.num_bytes for step in shape.buckets) * 2 / rate + len(timed) * ranks * 1e-3
     assert here <= max(spread) / mean * shape.alone_s + total * 4
 
 
@@ -259,19 +226,15 @@ def test_a_profile_without_what_is_needed_is_refused(
 def test_gloo_runs_two_collectives_at_a_time() -> None:
     # Both buckets are ready at 0.9 and wait for hops of 0.1 s: two each, side by side.
     shape = shape_of(make_profile(buckets=((4, 0.9), (4, 0.9))))
-    assert step_s(shape, make_network(1e15, 0.1), 2, 1) == pytest.approx(
-        0.9 + 0.2 + 0.1
-    )
+    assert step_s(shape, make_network(1e15, 0.1), 2, 1) == pytest.approx(0.9 + 0.2 + 0.1)
     # NCCL's one after the other, with its own latencies beside those of the link.
-    assert step_s(
-        shape, make_network(1e15, 0.1, backend="nccl"), 2, 1
-    ) == pytest.approx(0.9 + 0.4 + 0.1, rel=1e-3)
+    assert step_s(shape, make_network(1e15, 0.1, backend="nccl"), 2, 1) == pytest.approx(
+        0.9 + 0.4 + 0.1, rel=1e-3
+    )
 
 
 def test_what_the_profiler_took_is_not_predicted() -> None:
-    shape = shape_of(
-        make_profile(parts_s={"exposed_communication": 1.0}, unprofiled_step_s=1.8)
-    )
+    shape = shape_of(make_profile(parts_s={"exposed_communication": 1.0}, unprofiled_step_s=1.8))
     assert shape.alone_s == pytest.approx(0.8)
     assert [bucket.ready_s for bucket in shape.buckets] == pytest.approx([0.4, 0.72])
     assert shape_of(make_profile(unprofiled_step_s=9.0)).alone_s == pytest.approx(1.0)
@@ -285,9 +248,7 @@ def test_a_difference_that_steps_have_by_themselves_was_not_the_profiler() -> No
     noisy = replace(profile.ranks[0], step_s=(0.8, 1.2) * 4)
     profile = replace(profile, ranks=(noisy,))
     assert shape_of(profile).alone_s == pytest.approx(1.0)
-    assert shape_of(replace(profile, unprofiled_step_s=0.55)).alone_s == pytest.approx(
-        0.55
-    )
+    assert shape_of(replace(profile, unprofiled_step_s=0.55)).alone_s == pytest.approx(0.55)
 
 
 STALLED = (1.0,) * 7 + (3.0,)
@@ -311,12 +272,9 @@ def test_a_stall_that_ranks_see_in_different_steps_is_left_out() -> None:
     """The others wait for the rank that stalled one step later, where steps end with a bucket."""
     late = (2.9, *STALLED[1:])
     stalled = [
-        replace(make_profile().ranks[0], step_s=steps, compute_s=steps)
-        for steps in (STALLED, late)
+        replace(make_profile().ranks[0], step_s=steps, compute_s=steps) for steps in (STALLED, late)
     ]
-    profile = replace(
-        make_profile(unprofiled_step_s=1.0), ranks=tuple(stalled), step_s=1.5
-    )
+    profile = replace(make_profile(unprofiled_step_s=1.0), ranks=tuple(stalled), step_s=1.5)
     assert shape_of(profile).alone_s == pytest.approx(1.0)
 
 
@@ -344,9 +302,7 @@ def test_a_job_that_does_not_reduce_gradients_as_ddp_does_is_refused(
     setting: str, value: str, what: str
 ) -> None:
     """Also where its profile has all-reduces: hsdp has them between replicas."""
-    with pytest.raises(
-        UsageError, match=f"the profile is of a job with {what}"
-    ) as error:
+    with pytest.raises(UsageError, match=f"the profile is of a job with {what}") as error:
         shape_of(make_profile(settings={setting: value}))
     assert error.value.next_step == (
         f"measure it: drumline scale measure TASK --world 2,4 {what}, or predict it from a profile "
@@ -357,8 +313,6 @@ def test_a_job_that_does_not_reduce_gradients_as_ddp_does_is_refused(
 
 def test_a_script_whose_collectives_are_not_those_of_ddp_is_refused() -> None:
     sharded = make_profile(buckets=(), other_collectives=12.0)
-    with pytest.raises(
-        UsageError, match="has 12 collectives a step, none of them DDP's"
-    ) as error:
+    with pytest.raises(UsageError, match="has 12 collectives a step, none of them DDP's") as error:
         shape_of(sharded)
     assert "DistributedDataParallel" in str(error.value.next_step)

@@ -13,7 +13,9 @@ from tests.unit.tools.tune.test_job_faults import timed_out
 from tests.unit.tools.tune.test_nccl_log import four_ranks, read
 
 CASES = Path(__file__).parents[3] / "data" / "nccl" / "contexts.txt"
-OUT_OF_MEMORY = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. GPU 1 has a total capacity of 79.15 GiB\n"
+OUT_OF_MEMORY = (
+    "[rank1]: torch.OutOfMemoryError: CUDA out of memory. GPU 1 has a total capacity of 79.15 GiB\n"
+)
 SAVED = '[rank{}]:   File "/w/train.py", line 30, in save_checkpoint\n'
 CLOSED = "socketProgress: Connection closed by remote peer 10.0.0.{}<42>\n"
 # What the finding itself is made of, beside contexts.
@@ -36,9 +38,7 @@ def first_text(text: str) -> str:
 
 
 @pytest.mark.parametrize(("kind", "cause", "lines"), recorded_cases())
-def test_the_first_finding_says_the_deeper_cause(
-    kind: str, cause: str, lines: str
-) -> None:
+def test_the_first_finding_says_the_deeper_cause(kind: str, cause: str, lines: str) -> None:
     finding = log_findings(read(lines))[0]
     assert finding.check == kind
     assert "here most likely: " in finding.what
@@ -80,12 +80,8 @@ def test_a_clue_is_of_the_same_process(rank: int, is_near: bool) -> None:
     assert ("the save gathers" in what) == is_near
 
 
-@pytest.mark.parametrize(
-    ("num_between", "is_near"), [(NEAR - 2, True), (NEAR + 2, False)]
-)
-def test_a_clue_far_from_the_fault_does_not_count(
-    num_between: int, is_near: bool
-) -> None:
+@pytest.mark.parametrize(("num_between", "is_near"), [(NEAR - 2, True), (NEAR + 2, False)])
+def test_a_clue_far_from_the_fault_does_not_count(num_between: int, is_near: bool) -> None:
     between = "[rank1]: step\n" * num_between
     for text in (
         SAVED.format(1) + between + OUT_OF_MEMORY,
@@ -119,9 +115,7 @@ def test_the_line_with_the_details_may_come_after_the_first_one() -> None:
 
 
 def test_what_a_log_says_of_an_exception_is_not_the_exception() -> None:
-    text = (
-        "core - Exception:\nTraceback (most recent call last):\nValueError: a number\n"
-    )
+    text = "core - Exception:\nTraceback (most recent call last):\nValueError: a number\n"
     assert "ValueError" in first_text(text)
 
 
@@ -157,9 +151,7 @@ def test_clues_are_no_faults() -> None:
 
 def test_errors_that_name_another_nccl_than_the_banner_show_two_versions() -> None:
     banner = "NCCL version 2.14.3+cuda11.7\n"
-    error = (
-        "DistBackendError: NCCL error in: x.cpp:1, internal error, NCCL version {}\n"
-    )
+    error = "DistBackendError: NCCL error in: x.cpp:1, internal error, NCCL version {}\n"
     assert "2.14.3+cuda11.7, 2.19.3" in first_text(banner + error.format("2.19.3"))
     # the second is how an older torch prints 2.12.12
     for same in ("2.14.3", "21.2.12"):

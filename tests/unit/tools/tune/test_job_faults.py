@@ -27,11 +27,7 @@ def checks(*files: str) -> list[str]:
 
 
 def timed_out(
-    rank: int,
-    number: int,
-    operation: str = "ALLREDUCE",
-    elements: int = 10,
-    group: str = "",
+    rank: int, number: int, operation: str = "ALLREDUCE", elements: int = 10, group: str = ""
 ) -> str:
     prefix = f"[rank{rank}]:[E1117 08:00:00.123 ProcessGroupNCCL.cpp:685]"
     work = f"WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn={elements}, NumelOut={elements}, Timeout(ms)=600000)"
@@ -107,18 +103,14 @@ def test_the_first_collective_over_p2p_that_hangs_is_p2p() -> None:
     first, second = findings(text + timed_out(1, 1))
     assert (first.check, second.check) == ("silent link", "collective timeout")
     assert "P2P" in first.what
-    assert checks(text + timed_out(1, 4000)) == ["collective timeout"], (
-        "it had worked before"
-    )
+    assert checks(text + timed_out(1, 4000)) == ["collective timeout"], "it had worked before"
 
 
 def test_ranks_between_those_that_wait_are_late() -> None:
     (finding,) = findings("".join(timed_out(rank, 77) for rank in (0, 1, 3)))
     assert finding.what.startswith("rank 2 did not join ALLREDUCE #77")
     (finding,) = findings(timed_out(0, 77) + timed_out(9, 77))
-    assert "although ranks 0, 9 all joined it" in finding.what, (
-        "most ranks have no lines here"
-    )
+    assert "although ranks 0, 9 all joined it" in finding.what, "most ranks have no lines here"
 
 
 @pytest.mark.parametrize(
@@ -141,11 +133,7 @@ def test_a_barrier_is_named() -> None:
 
 
 def test_an_exception_of_one_rank_comes_before_the_timeouts_of_others() -> None:
-    text = (
-        timed_out(1, 5)
-        + timed_out(2, 5)
-        + "[rank0]: ValueError: label 7 is out of range\n"
-    )
+    text = timed_out(1, 5) + timed_out(2, 5) + "[rank0]: ValueError: label 7 is out of range\n"
     first, second = findings(text)
     assert (first.check, first.where) == ("exception", "rank 0")
     assert "ValueError: label 7 is out of range" in first.what
@@ -155,9 +143,7 @@ def test_an_exception_of_one_rank_comes_before_the_timeouts_of_others() -> None:
 def test_a_version_mismatch_comes_before_closed_connections() -> None:
     closed = warn("a", 1, "socketProgress: Connection closed by remote peer b<4242>")
     mismatch = warn(
-        "a",
-        1,
-        "Mismatched NCCL version detected : rank 0 version 22809 rank 1 version 22605",
+        "a", 1, "Mismatched NCCL version detected : rank 0 version 22809 rank 1 version 22605"
     )
     assert checks(closed + mismatch) == ["version", "closed"]
     differs = done("a", 1, 0, 2) + done("b", 2, 1, 2).replace("2.28.9", "2.27.5")
@@ -174,9 +160,7 @@ def test_of_two_causes_the_earlier_one_comes_first_across_files() -> None:
 def test_what_repeats_other_lines_is_shown_only_without_them() -> None:
     wrapped = "[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled system error\n"
     assert checks(wrapped) == ["wrapped"]
-    assert checks(wrapped + warn("a", 1, "Accept failed: Too many open files")) == [
-        "open files"
-    ]
+    assert checks(wrapped + warn("a", 1, "Accept failed: Too many open files")) == ["open files"]
 
 
 def test_the_last_error_of_nccl_is_read_from_torchs_exception() -> None:
@@ -196,11 +180,7 @@ def test_an_exception_comes_before_ranks_in_different_collectives() -> None:
 def test_an_error_that_is_not_known_comes_before_the_launchers_summary() -> None:
     summary = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
     first, second = findings("ERROR the flux capacitor is empty\n" + summary)
-    assert (first.level, first.check, second.check) == (
-        "problem",
-        "unknown",
-        "launcher's summary",
-    )
+    assert (first.level, first.check, second.check) == ("problem", "unknown", "launcher's summary")
     assert first.what == "ERROR the flux capacitor is empty"
     assert first.fix
 
@@ -221,9 +201,7 @@ def test_a_condition_is_a_problem_only_where_it_explains_one() -> None:
     assert (alone.level, alone.check) == ("note", "device")
     first = findings(device + timed_out(1, 1))[0]
     assert (first.level, first.check) == ("problem", "device")
-    assert checks(device + timed_out(1, 5000))[0] == "collective timeout", (
-        "earlier ones worked"
-    )
+    assert checks(device + timed_out(1, 5000))[0] == "collective timeout", "earlier ones worked"
     failed = "[rank0]: ValueError: label 7 is out of range\n"
     assert checks(device + failed + timed_out(1, 1))[0] == "exception"
 
@@ -249,9 +227,7 @@ def test_infiniband_without_gpudirect_is_a_warning() -> None:
         (("eth0:10.0.0.1", "docker0:172.17.0.1"), "a bridge of containers"),
     ],
 )
-def test_an_interface_that_no_other_host_reaches(
-    addresses: tuple[str, str], words: str
-) -> None:
+def test_an_interface_that_no_other_host_reaches(addresses: tuple[str, str], words: str) -> None:
     text = "".join(
         info(host, 1, f"Bootstrap : Using {address}<0>")
         for host, address in zip("ab", addresses, strict=True)
@@ -266,30 +242,22 @@ def test_interfaces_in_different_networks_explain_a_connection_that_fails() -> N
     text += info("b", 1, "Bootstrap: Using wlan0:192.168.4.2<0>")
     assert checks(text) == []
     failed = warn(
-        "a",
-        1,
-        "socketStartConnect: Connect to 192.168.4.2<4242> failed : Connection refused",
+        "a", 1, "socketStartConnect: Connect to 192.168.4.2<4242> failed : Connection refused"
     )
     assert checks(text + failed) == ["interface", "refused"]
     exception = "[rank1]: ValueError: label 7 is out of range\n"
     assert checks(text + exception + failed)[0] == "exception"
-    assert checks(text + timed_out(1, 5000)) == ["collective timeout"], (
-        "they had connected"
-    )
+    assert checks(text + timed_out(1, 5000)) == ["collective timeout"], "they had connected"
 
 
 def test_different_networks_are_named_without_a_communicator() -> None:
     text = info("a", 1, "Using network IB") + info("b", 1, "Using network Socket")
     (finding,) = findings(text)
-    assert finding.what.startswith(
-        "the network of NCCL differs across ranks: IB, Socket"
-    )
+    assert finding.what.startswith("the network of NCCL differs across ranks: IB, Socket")
 
 
 def test_ranks_that_connected_have_finished_their_start() -> None:
-    text = begun("a", 1, 0, 1) + info(
-        "a", 1, "Connected all rings, use ring PXN 0 GDR 1"
-    )
+    text = begun("a", 1, 0, 1) + info("a", 1, "Connected all rings, use ring PXN 0 GDR 1")
     assert checks(text) == []
 
 
@@ -307,9 +275,7 @@ def test_ranks_that_connected_have_finished_their_start() -> None:
         "fatal: the frobnicator is gone",
     ],
 )
-def test_an_error_that_is_not_known_is_shown_and_no_log_is_healthy_beside_it(
-    line: str,
-) -> None:
+def test_an_error_that_is_not_known_is_shown_and_no_log_is_healthy_beside_it(line: str) -> None:
     log = NcclLog()
     log.read(io.BytesIO((done("a", 1, 0, 1) + line + "\n").encode()), "train.log")
     (finding,) = log_findings(log)
@@ -400,10 +366,7 @@ def test_an_error_that_is_not_known_comes_before_a_closed_connection() -> None:
     closed = warn("a", 1, "socketProgress: Connection closed by remote peer b<4242>")
     first = findings(closed + "ERROR the flux capacitor is empty\n")[0]
     assert (first.level, first.check) == ("problem", "unknown")
-    assert (
-        checks(timed_out(1, 900) + "ERROR the flux capacitor is empty\n")[0]
-        != "unknown"
-    )
+    assert checks(timed_out(1, 900) + "ERROR the flux capacitor is empty\n")[0] != "unknown"
 
 
 def test_a_time_out_says_more_than_a_closed_connection() -> None:
@@ -413,13 +376,7 @@ def test_a_time_out_says_more_than_a_closed_connection() -> None:
 
 @pytest.mark.parametrize(
     ("code", "text"),
-    [
-        (31, "illegal memory access"),
-        (94, "ECC"),
-        (149, "NVLink"),
-        (119, "GSP"),
-        (79, "bus"),
-    ],
+    [(31, "illegal memory access"), (94, "ECC"), (149, "NVLink"), (119, "GSP"), (79, "bus")],
 )
 def test_the_number_of_an_xid_is_not_that_of_the_bus(code: int, text: str) -> None:
     what = findings(f"NVRM: Xid (PCI:0000:48:00): {code}, pid=1, name=python\n")[0].what
@@ -437,9 +394,7 @@ def test_the_number_of_an_xid_is_not_that_of_the_bus(code: int, text: str) -> No
         "[rank3]: DistBackendError: NCCL communicator was aborted on rank 3.",
     ],
 )
-def test_an_exception_that_another_fault_caused_comes_after_a_time_out(
-    line: str,
-) -> None:
+def test_an_exception_that_another_fault_caused_comes_after_a_time_out(line: str) -> None:
     assert checks(line + "\n" + timed_out(1, 900))[0] == "collective timeout"
 
 
@@ -454,14 +409,9 @@ FRAMES = (
 
 
 def test_an_exception_names_the_line_of_the_program() -> None:
-    (finding,) = findings(
-        f"Traceback (most recent call last):\n{FRAMES}ValueError: odd value 7\n"
-    )
+    (finding,) = findings(f"Traceback (most recent call last):\n{FRAMES}ValueError: odd value 7\n")
     assert "ValueError: odd value 7" in finding.what
-    assert (
-        "/opt/app/train.py, line 41, in train_one_epoch: loss = criterion("
-        in finding.what
-    )
+    assert "/opt/app/train.py, line 41, in train_one_epoch: loss = criterion(" in finding.what
 
 
 def test_a_frame_belongs_to_its_rank() -> None:
@@ -484,24 +434,18 @@ def test_exceptions_of_one_chain_are_one_finding(between: str) -> None:
 
 
 def test_an_exception_that_ends_in_a_colon_has_its_next_line() -> None:
-    (finding,) = findings(
-        "ValueError: these do not fit:\n - ds lr=1 vs hf lr=2\nmore\n"
-    )
+    (finding,) = findings("ValueError: these do not fit:\n - ds lr=1 vs hf lr=2\nmore\n")
     assert "these do not fit: - ds lr=1 vs hf lr=2" in finding.what
 
 
 def test_the_rank_that_torchrun_saw_fail_first_comes_first() -> None:
-    summary = (
-        "Root Cause (first observed failure):\n[0]:\n  rank      : 3 (local_rank: 1)\n"
-    )
+    summary = "Root Cause (first observed failure):\n[0]:\n  rank      : 3 (local_rank: 1)\n"
     text = "[rank0]: ValueError: odd value 7\n[rank3]: ValueError: odd shape\n"
     assert findings(text)[0].where == "rank 0"
     assert findings(text + summary)[0].where == "rank 3"
 
 
-EXTENSIONS = (
-    "Using /root/.cache/torch_extensions/py310_cu118 as PyTorch extensions root...\n"
-)
+EXTENSIONS = "Using /root/.cache/torch_extensions/py310_cu118 as PyTorch extensions root...\n"
 
 
 def test_a_log_that_ends_in_a_known_wait_says_so() -> None:
@@ -533,18 +477,11 @@ def test_of_the_waits_in_which_a_log_ends_the_last_one_counts() -> None:
 
 def test_a_failure_says_more_than_the_wait_in_which_a_log_ends() -> None:
     assert checks(EXTENSIONS + "ValueError: odd value 7\n") == ["exception"]
-    assert checks(EXTENSIONS + "RuntimeError: NCCL error: invalid usage\n") == [
-        "wrapped"
-    ]
+    assert checks(EXTENSIONS + "RuntimeError: NCCL error: invalid usage\n") == ["wrapped"]
     assert checks(EXTENSIONS + "KeyboardInterrupt\n")[0] == "hang"
 
 
 def test_an_exception_that_is_explained_names_the_line_of_the_program_too() -> None:
-    (finding,) = findings(
-        f"Traceback (most recent call last):\n{FRAMES}IndexError: list index\n"
-    )
+    (finding,) = findings(f"Traceback (most recent call last):\n{FRAMES}IndexError: list index\n")
     assert finding.check == "index"
-    assert (
-        "(/opt/app/train.py, line 41, in train_one_epoch: loss = criterion("
-        in finding.what
-    )
+    assert "(/opt/app/train.py, line 41, in train_one_epoch: loss = criterion(" in finding.what

@@ -51,9 +51,7 @@ def test_a_line_is_known_with_what_to_do(kind: str, line: str) -> None:
 
 def test_every_message_has_a_line() -> None:
     messages = [
-        read.message
-        for _, line in recorded_lines()
-        if (read := read_line(line)) is not None
+        read.message for _, line in recorded_lines() if (read := read_line(line)) is not None
     ]
     missing = [
         message.texts
@@ -103,9 +101,7 @@ def test_the_first_message_of_a_line_is_its_meaning() -> None:
 def test_an_info_line_of_nccl_is_only_a_condition() -> None:
     text = "Call to connect returned Connection refused, retrying"
     assert known_messages().read(text, is_info=True) is None
-    condition = known_messages().read(
-        "NCCL_P2P_DISABLE set by environment to 1.", is_info=True
-    )
+    condition = known_messages().read("NCCL_P2P_DISABLE set by environment to 1.", is_info=True)
     assert condition is not None
     assert condition.message.is_condition
 

@@ -9,14 +9,7 @@ from drumline.tools.doctor.finding import Finding
 from drumline.tools.tune.log_findings import has_trouble, log_findings
 from drumline.tools.tune.log_report import log_lines
 from tests.unit.tools.tune.test_job_faults import timed_out
-from tests.unit.tools.tune.test_nccl_log import (
-    begun,
-    done,
-    four_ranks,
-    info,
-    read,
-    warn,
-)
+from tests.unit.tools.tune.test_nccl_log import begun, done, four_ranks, info, read, warn
 
 WRAPPED = (
     "[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, unhandled system error "
@@ -89,7 +82,9 @@ def test_a_healthy_log_has_no_problem() -> None:
 
 NO_CARD = "NET/IB : No device found."
 SOCKET = "Using network Socket"
-TIME_LIMIT = "slurmstepd: error: *** STEP 1.0 ON a CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
+TIME_LIMIT = (
+    "slurmstepd: error: *** STEP 1.0 ON a CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +131,7 @@ def test_what_nccl_warned_of_comes_before_a_timeout_that_nothing_explains() -> N
     finding = first_finding(warn("a", 1, text) + timed_out(0, 9) + timed_out(1, 9))
     assert finding.what == f"NCCL warns: {text}"
     assert finding.level == "problem"
-    known = first_finding(
-        warn("a", 1, text) + warn("a", 1, NO_ANSWER) + timed_out(0, 9)
-    )
+    known = first_finding(warn("a", 1, text) + warn("a", 1, NO_ANSWER) + timed_out(0, 9))
     assert known.check == "timeout"
 
 
@@ -158,20 +151,12 @@ def test_sockets_without_a_sign_of_infiniband_are_no_problem(text: str) -> None:
 
 def test_a_line_without_a_prefix_shows_the_setting_of_the_job() -> None:
     line = "[rank0]: ncclSocketInit: connecting to address  with family 0 is neither AF_INET(2) nor AF_INET6(10)\n"
-    finding = first_finding(
-        "[trainer0]:" + info("a", 1, "NCCL_SOCKET_IFNAME set to eth2") + line
-    )
-    assert (
-        finding.what
-        == "NCCL finds no network interface: NCCL_SOCKET_IFNAME=eth2 names none"
-    )
+    finding = first_finding("[trainer0]:" + info("a", 1, "NCCL_SOCKET_IFNAME set to eth2") + line)
+    assert finding.what == "NCCL finds no network interface: NCCL_SOCKET_IFNAME=eth2 names none"
 
 
 def test_a_warning_without_the_name_of_its_process_is_shown() -> None:
-    assert (
-        first_finding("[1] a.cc:7 NCCL WARN a new one\n").what
-        == "NCCL warns: a new one"
-    )
+    assert first_finding("[1] a.cc:7 NCCL WARN a new one\n").what == "NCCL warns: a new one"
 
 
 @pytest.mark.parametrize(

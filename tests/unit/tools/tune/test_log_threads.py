@@ -43,9 +43,7 @@ def test_the_cause_of_the_threads_is_the_first_finding() -> None:
     assert len(cases) - len(wrong) >= FLOOR, wrong
 
 
-@pytest.mark.parametrize(
-    "path", sorted(THREADS.glob("*.log")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", sorted(THREADS.glob("*.log")), ids=lambda path: path.stem)
 def test_no_failed_job_is_called_healthy(path: Path) -> None:
     log = NcclLog()
     with path.open("rb") as file:
@@ -62,7 +60,5 @@ def test_a_list_of_names_must_be_there_as_a_whole() -> None:
 def test_a_case_is_judged_by_its_first_finding(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text("RuntimeError: CUDA error: invalid device ordinal\n")
-    log.with_suffix(".json").write_text(
-        '{"cause": "x", "names": [["visible", "gpus"]]}'
-    )
+    log.with_suffix(".json").write_text('{"cause": "x", "names": [["visible", "gpus"]]}')
     assert read_case(log).is_right

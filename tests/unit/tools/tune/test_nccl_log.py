@@ -51,9 +51,7 @@ def warn(host: str, pid: int, text: str, gpu: int = 0) -> str:
 
 def begun(host: str, pid: int, rank: int, size: int) -> str:
     name = f"ncclCommInitRankConfig comm 0x5{rank} rank {rank} nranks {size} cudaDev 0 nvmlDev 0 busId 1a commId 0x7"
-    return info(host, pid, "NCCL version 2.28.9+cuda13.0") + info(
-        host, pid, f"{name} - Init START"
-    )
+    return info(host, pid, "NCCL version 2.28.9+cuda13.0") + info(host, pid, f"{name} - Init START")
 
 
 def done(host: str, pid: int, rank: int, size: int) -> str:
@@ -68,49 +66,33 @@ def four_ranks() -> str:
         host = f"gpu-0{rank // 2}"
         pid = 100 + rank
         text += info(
-            host,
-            pid,
-            "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>",
+            host, pid, "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>"
         )
         text += info(host, pid, "Using network IB") + done(host, pid, rank, 4)
         text += info(
-            host,
-            pid,
-            f"Channel 00/0 : {rank}[{rank % 2}] -> {rank ^ 1}[1] via P2P/CUMEM/read",
+            host, pid, f"Channel 00/0 : {rank}[{rank % 2}] -> {rank ^ 1}[1] via P2P/CUMEM/read"
         )
         text += info(
-            host,
-            pid,
-            f"Channel 01/0 : {rank}[{rank % 2}] -> {rank ^ 1}[1] via P2P/CUMEM/read",
+            host, pid, f"Channel 01/0 : {rank}[{rank % 2}] -> {rank ^ 1}[1] via P2P/CUMEM/read"
         )
     text += info(
-        "gpu-00",
-        101,
-        "Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/1/GDRDMA(PCI)/Shared",
+        "gpu-00", 101, "Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/1/GDRDMA(PCI)/Shared"
     )
     text += info(
-        "gpu-01",
-        102,
-        "Channel 00/0 : 1[1] -> 2[0] [receive] via NET/IB/0/GDRDMA(PCI)/Shared",
+        "gpu-01", 102, "Channel 00/0 : 1[1] -> 2[0] [receive] via NET/IB/0/GDRDMA(PCI)/Shared"
     )
-    return text + info(
-        "gpu-01", 103, "Channel 00/0 : 3[1] -> 0[0] [send] via NET/IB/1(2)/GDRDMA"
-    )
+    return text + info("gpu-01", 103, "Channel 00/0 : 3[1] -> 0[0] [send] via NET/IB/1(2)/GDRDMA")
 
 
 def problems(log: NcclLog) -> list[str]:
-    return [
-        finding.check for finding in log_findings(log) if finding.level == "problem"
-    ]
+    return [finding.check for finding in log_findings(log) if finding.level == "problem"]
 
 
 def test_a_recorded_log_shows_ranks_transport_and_interface() -> None:
     log = read(*(recorded(f"sockets-rank{rank}.log") for rank in range(2)))
     assert (log.world_size, sorted(log.ranks)) == (2, [0, 1])
     assert len(log.versions) == 1
-    assert all(
-        re.fullmatch(r"2\.\d+\.\d+\+cuda\d+\.\d+", version) for version in log.versions
-    )
+    assert all(re.fullmatch(r"2\.\d+\.\d+\+cuda\d+\.\d+", version) for version in log.versions)
     links = {
         (link.source, link.target): (link.transport, link.device, link.num_channels > 0)
         for link in log.links()
@@ -120,10 +102,9 @@ def test_a_recorded_log_shows_ranks_transport_and_interface() -> None:
         (1, 0): ("NET/Socket", "lo 127.0.0.1", True),
     }
     assert problems(log) == []
-    assert [finding.check for finding in log_findings(log)] == [
-        "transport",
-        "transport",
-    ], "they are on one host"
+    assert [finding.check for finding in log_findings(log)] == ["transport", "transport"], (
+        "they are on one host"
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,9 +122,7 @@ def test_a_recorded_fault_is_named(name: str, kind: str, words: str) -> None:
 
 
 def test_what_is_printed() -> None:
-    fault = warn(
-        "gpu-01", 102, "socketProgress: Connection closed by remote peer gpu-00<4242>"
-    )
+    fault = warn("gpu-01", 102, "socketProgress: Connection closed by remote peer gpu-00<4242>")
     assert list(log_lines(read(four_ranks() + fault))) == [
         "NCCL 2.28.9+cuda13.0: logs of 4 of 4 ranks on 2 hosts, network IB",
         "  gpu-00: ranks 0, 1; mlx5_0 1/RoCE and mlx5_1 1/RoCE",
@@ -176,9 +155,7 @@ def split(rank: int) -> str:
     pid = 100 + rank
     text = f"ncclCommSplit comm 0x9{rank} rank {rank // 2} nranks 2 cudaDev 0 nvmlDev 0 busId 1a"
     begun = f"{text} parent 0x5{rank} splitCount 1 color {rank % 2} key 0- Init START"
-    return info(host, pid, begun) + info(
-        host, pid, f"{text} commId 0x0 - Init COMPLETE"
-    )
+    return info(host, pid, begun) + info(host, pid, f"{text} commId 0x0 - Init COMPLETE")
 
 
 @pytest.mark.parametrize(
@@ -244,10 +221,7 @@ def test_a_warning_is_a_sentence_with_what_to_do(text: str, words: str) -> None:
 
 def test_a_warning_that_is_not_known_is_shown_as_it_is() -> None:
     (finding,) = log_findings(read(warn("gpu-02", 9, "Net : something new")))
-    assert (finding.level, finding.what) == (
-        "warning",
-        "NCCL warns: Net : something new",
-    )
+    assert (finding.level, finding.what) == ("warning", "NCCL warns: Net : something new")
 
 
 def test_a_connection_that_is_tried_again_is_no_fault() -> None:
@@ -284,9 +258,7 @@ def test_versions_and_networks_that_differ() -> None:
         ("problem", "version"),
         ("problem", "network"),
     ]
-    assert findings[1].what.startswith(
-        "the network of NCCL differs across ranks: IB, Socket"
-    )
+    assert findings[1].what.startswith("the network of NCCL differs across ranks: IB, Socket")
 
 
 def test_the_version_in_an_error_of_torch_is_not_compared() -> None:
@@ -296,9 +268,7 @@ def test_the_version_in_an_error_of_torch_is_not_compared() -> None:
     )
     log = read(done("a", 1, 0, 2) + done("b", 2, 1, 2) + error)
     assert (log.versions, "version" in problems(log)) == ({"2.28.9+cuda13.0"}, False)
-    assert read("NCCL version 2.28.9+cuda13.0\n").versions == log.versions, (
-        "NCCL_DEBUG=VERSION"
-    )
+    assert read("NCCL version 2.28.9+cuda13.0\n").versions == log.versions, "NCCL_DEBUG=VERSION"
 
 
 def test_the_loopback_on_several_hosts_and_a_missing_plugin() -> None:
@@ -311,9 +281,7 @@ def test_the_loopback_on_several_hosts_and_a_missing_plugin() -> None:
             host, rank, rank, 2
         )
         text += info(
-            host,
-            rank,
-            f"Channel 00/0 : {rank}[0] -> {1 - rank}[0] [send] via NET/Socket/0",
+            host, rank, f"Channel 00/0 : {rank}[0] -> {1 - rank}[0] [send] via NET/Socket/0"
         )
     findings = log_findings(read(text))
     assert [(finding.level, finding.check) for finding in findings] == [
@@ -339,16 +307,10 @@ def test_the_loopback_on_several_hosts_and_a_missing_plugin() -> None:
     ],
 )
 def test_every_transport_is_known(via: str, transport: str, device: str) -> None:
-    used = info(
-        "a", 1, "NET/Socket : Using [0]eth0:10.0.0.1<0> [1]eth1:fe80::1%eth1<0>"
-    )
-    (link,) = read(
-        used + info("a", 1, f"Channel 00/0 : 0[0] -> 1[1] via {via}")
-    ).links()
+    used = info("a", 1, "NET/Socket : Using [0]eth0:10.0.0.1<0> [1]eth1:fe80::1%eth1<0>")
+    (link,) = read(used + info("a", 1, f"Channel 00/0 : 0[0] -> 1[1] via {via}")).links()
     assert (link.transport, link.device) == (transport, device)
-    older = read(
-        used + info("a", 1, f"Channel 00 : 0[1a000] -> 1[1b000] [send] via {via}")
-    ).links()
+    older = read(used + info("a", 1, f"Channel 00 : 0[1a000] -> 1[1b000] [send] via {via}")).links()
     assert [(link.transport, link.device) for link in older] == [(transport, device)]
 
 
@@ -383,9 +345,7 @@ def test_garbage_between_lines_changes_nothing() -> None:
     chance = random.Random(3)
     whole = four_ranks().encode().splitlines(keepends=True)
     noisy = b"".join(
-        part
-        for line in whole
-        for part in (chance.randbytes(300).replace(b"\n", b"") + b"\n", line)
+        part for line in whole for part in (chance.randbytes(300).replace(b"\n", b"") + b"\n", line)
     )
     assert read(noisy).links() == read(b"".join(whole)).links()
     assert log_findings(read(noisy)) == []
@@ -433,16 +393,10 @@ def test_of_a_pipe_the_end_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
             log = NcclLog()
             log.read(pipe, "stdin")
             assert pipe.read() == b"", "who writes is not stopped"
-        assert (log.is_partial, len(log.links()), problems(log)) == (
-            is_partial,
-            6,
-            ["CUDA memory"],
-        )
+        assert (log.is_partial, len(log.links()), problems(log)) == (is_partial, 6, ["CUDA memory"])
 
 
-def test_a_log_of_too_many_connections_is_partial(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_log_of_too_many_connections_is_partial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logged_links, "MAX_CONNECTIONS", 4)
     log = read(four_ranks())
     assert (log.is_partial, len(log.links())) == (True, 4)
@@ -463,9 +417,7 @@ def test_variables_of_nccl_that_differ_across_hosts_are_named() -> None:
 
 
 def test_interfaces_may_differ_across_hosts() -> None:
-    assert not any(
-        "differs" in what for what in differing("NCCL_SOCKET_IFNAME", "eth0", "eth1")
-    )
+    assert not any("differs" in what for what in differing("NCCL_SOCKET_IFNAME", "eth0", "eth1"))
 
 
 def test_drivers_that_differ_across_hosts_are_named() -> None:

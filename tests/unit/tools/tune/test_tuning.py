@@ -21,9 +21,7 @@ HOSTS = ("a", "b")
 GBIT = 1e9 / 8
 
 
-def cards(
-    *rdma: tuple[str, str], gbit: float | None = None, **facts: Any
-) -> dict[str, Any]:
+def cards(*rdma: tuple[str, str], gbit: float | None = None, **facts: Any) -> dict[str, Any]:
     return {
         "rdma": [{"name": name, "kind": kind} for name, kind in rdma],
         "interfaces": {"eth0": {"gbit": gbit, "vendor": "0x15b3"}},
@@ -32,16 +30,13 @@ def cards(
     }
 
 
-def two_hosts(
-    speed: float = 9.0, outcomes: dict[str, str] | None = None, **facts: Any
-) -> Survey:
+def two_hosts(speed: float = 9.0, outcomes: dict[str, str] | None = None, **facts: Any) -> Survey:
     """Host a and b, which reach each other at eth0; `outcomes`: the outcome of the other addresses of
     b."""
     hosts = []
     interfaces = [network("lo", "127.0.0.1"), network("eth0", "10.0.0.1")]
     interfaces += [
-        network(f"eth0x{place}", address)
-        for place, address in enumerate(outcomes or {})
+        network(f"eth0x{place}", address) for place, address in enumerate(outcomes or {})
     ]
     for name in HOSTS:
         host_facts = healthy(
@@ -52,18 +47,12 @@ def two_hosts(
             },
         )
         record = HostRecord(
-            name,
-            name,
-            hostname=name,
-            address="10.0.0.1",
-            interfaces=interfaces,
-            facts=host_facts,
+            name, name, hostname=name, address="10.0.0.1", interfaces=interfaces, facts=host_facts
         )
         record.gloo = record.nccl = {"name": "eth0", "address": "10.0.0.1"}
         hosts.append(record)
     edges = {
-        pair: Edge(data=OPEN, bytes_per_s=speed * GBIT, latency_s=1e-5)
-        for pair in ((0, 1), (1, 0))
+        pair: Edge(data=OPEN, bytes_per_s=speed * GBIT, latency_s=1e-5) for pair in ((0, 1), (1, 0))
     }
     edges[0, 1].others = outcomes
     return Survey(hosts, 29500, edges=edges)
@@ -119,11 +108,7 @@ def test_one_host_that_needs_it_and_one_that_does_so_by_itself_get_one_line() ->
     survey = two_hosts(gpus=[])
     survey.hosts[1].gloo = {"name": "lo", "address": "127.0.0.1"}
     (variable,) = tuned(survey)
-    assert (variable.name, variable.value, variable.hosts) == (
-        "GLOO_SOCKET_IFNAME",
-        "eth0",
-        (),
-    )
+    assert (variable.name, variable.value, variable.hosts) == ("GLOO_SOCKET_IFNAME", "eth0", ())
 
 
 def test_hosts_whose_interfaces_have_different_names_get_a_line_each() -> None:
@@ -164,31 +149,20 @@ def test_a_fast_link_that_one_connection_does_not_fill() -> None:
         ),  # NCCL knows AWS
     ],
 )
-def test_where_more_connections_are_not_called_for(
-    speed: float, facts: dict[str, Any]
-) -> None:
+def test_where_more_connections_are_not_called_for(speed: float, facts: dict[str, Any]) -> None:
     assert lines(two_hosts(speed=speed, **facts)) == []
 
 
 def test_infiniband_on_some_hosts_only_is_not_used() -> None:
-    (variable,) = tuned(
-        two_hosts(cards=Both(a=cards(("mlx5_0", "InfiniBand")), b=cards()))
-    )
-    assert (variable.name, variable.value, variable.hosts) == (
-        "NCCL_IB_DISABLE",
-        "1",
-        (),
-    )
+    (variable,) = tuned(two_hosts(cards=Both(a=cards(("mlx5_0", "InfiniBand")), b=cards())))
+    assert (variable.name, variable.value, variable.hosts) == ("NCCL_IB_DISABLE", "1", ())
     assert (
-        variable.reason
-        == "a can use InfiniBand or RoCE, but b cannot: no card has an active port"
+        variable.reason == "a can use InfiniBand or RoCE, but b cannot: no card has an active port"
     )
 
 
 def test_cards_of_two_kinds_are_not_mixed() -> None:
-    two_kinds = cards(
-        ("mlx5_0", "InfiniBand"), ("mlx5_1", "InfiniBand"), ("mlx5_2", "RoCE")
-    )
+    two_kinds = cards(("mlx5_0", "InfiniBand"), ("mlx5_1", "InfiniBand"), ("mlx5_2", "RoCE"))
     (line,) = lines(two_hosts(cards=two_kinds))
     assert line.startswith(
         "export NCCL_IB_HCA='=mlx5_0,mlx5_1'  # NCCL cannot connect InfiniBand (mlx5_0"
@@ -200,27 +174,15 @@ def test_a_value_that_is_right_for_one_host_is_not_set_on_another() -> None:
     mixed = cards(("mlx5_0", "InfiniBand"), ("mlx5_1", "RoCE"))
     one_kind = cards(("mlx5_2", "InfiniBand"))
     (variable,) = tuned(two_hosts(cards=Both(a=mixed, b=one_kind)))
-    assert (variable.name, variable.value, variable.hosts) == (
-        "NCCL_IB_HCA",
-        "=mlx5_0",
-        ("a",),
-    )
-    limited, free = (
-        {"count": 64, "usable": usable, "quota": None} for usable in (8, 64)
-    )
+    assert (variable.name, variable.value, variable.hosts) == ("NCCL_IB_HCA", "=mlx5_0", ("a",))
+    limited, free = ({"count": 64, "usable": usable, "quota": None} for usable in (8, 64))
     (variable,) = tuned(two_hosts(cpus=Both(a=limited, b=free)))
-    assert (variable.name, variable.value, variable.hosts) == (
-        "OMP_NUM_THREADS",
-        "4",
-        ("a",),
-    )
+    assert (variable.name, variable.value, variable.hosts) == ("OMP_NUM_THREADS", "4", ("a",))
 
 
 def test_the_example_of_the_docs_is_what_is_printed() -> None:
     slow = {"NCCL_P2P_DISABLE": "1"}
-    survey = two_hosts(
-        speed=22.0, cards=cards(gbit=100.0), variables=Both(a=slow, b={})
-    )
+    survey = two_hosts(speed=22.0, cards=cards(gbit=100.0), variables=Both(a=slow, b={}))
     for host in survey.hosts:
         host.gloo = {"name": "lo", "address": "127.0.1.1"}
     example = (
@@ -229,29 +191,21 @@ def test_the_example_of_the_docs_is_what_is_printed() -> None:
         .partition("```text\n")[2]
         .partition("```")[0]
     )
-    shown = [
-        line for line in example.splitlines() if line.startswith(("export", "unset"))
-    ]
+    shown = [line for line in example.splitlines() if line.startswith(("export", "unset"))]
     assert [line.replace("# a:", "# gpu-01:") for line in lines(survey)] == shown
 
 
 def test_efa_needs_its_plugin_under_the_name_that_nccl_loads() -> None:
-    efa = cards(
-        ("rdmap0s6", "EFA"), nccl_plugin="/opt/amazon/ofi-nccl/lib/libnccl-net.so"
-    )
+    efa = cards(("rdmap0s6", "EFA"), nccl_plugin="/opt/amazon/ofi-nccl/lib/libnccl-net.so")
     assert lines(two_hosts(cards=efa)) == [], "its plugin chooses EFA by itself"
     without = two_hosts(cards=cards(("rdmap0s6", "EFA")))
     assert lines(without) == []
-    findings = tuning_findings(
-        {host.name: host.facts or {} for host in without.hosts}, without
-    )
+    findings = tuning_findings({host.name: host.facts or {} for host in without.hosts}, without)
     assert [(finding.level, finding.where, finding.check) for finding in findings] == [
         ("problem", "a", "EFA"),
         ("problem", "b", "EFA"),
     ]
-    renamed = cards(
-        ("rdmap0s6", "EFA"), nccl_plugin="/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so"
-    )
+    renamed = cards(("rdmap0s6", "EFA"), nccl_plugin="/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so")
     assert lines(two_hosts(cards=renamed)) == [
         "export NCCL_NET_PLUGIN=ofi  # EFA's plugin is called libnccl-net-ofi.so, and NCCL looks for libnccl-net.so "
         "only: it would use TCP"
@@ -262,26 +216,15 @@ def test_efa_needs_its_plugin_under_the_name_that_nccl_loads() -> None:
 def test_where_nccl_uses_ip_over_infiniband_it_uses_nothing_else() -> None:
     survey = two_hosts(outcomes={"192.168.0.2": "no answer"})
     assert len(lines(survey)) == 1
-    survey.hosts[1].interfaces = [
-        *survey.hosts[1].interfaces,
-        network("ib0", "10.1.0.1"),
-    ]
+    survey.hosts[1].interfaces = [*survey.hosts[1].interfaces, network("ib0", "10.1.0.1")]
     assert lines(survey) == []
 
 
 @pytest.mark.parametrize(
     ("facts", "value", "words"),
     [
-        (
-            {"cpus": {"count": 64, "usable": 8, "quota": None}},
-            "4",
-            "may use 8 of 64 processors",
-        ),
-        (
-            {"cpus": {"count": 64, "usable": 64, "quota": 6.0}},
-            "3",
-            "may use 6 of 64 processors",
-        ),
+        ({"cpus": {"count": 64, "usable": 8, "quota": None}}, "4", "may use 8 of 64 processors"),
+        ({"cpus": {"count": 64, "usable": 64, "quota": 6.0}}, "3", "may use 6 of 64 processors"),
         (
             {"threads": "32"},
             "16",
@@ -299,9 +242,7 @@ def test_threads_are_counted_from_the_processors_that_may_be_used(
     assert words in variable.reason
 
 
-def test_variables_that_slow_a_run_are_unset_but_not_those_that_are_called_for() -> (
-    None
-):
+def test_variables_that_slow_a_run_are_unset_but_not_those_that_are_called_for() -> None:
     set_now = {"NCCL_ALGO": "Ring", "NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "INFO"}
     (variable,) = tuned(
         two_hosts(variables=set_now, cards=Both(a=cards(("m", "RoCE")), b=cards()))
@@ -315,19 +256,14 @@ def test_variables_that_slow_a_run_are_unset_but_not_those_that_are_called_for()
 def test_lines_can_be_sourced_whatever_a_host_is_called() -> None:
     evil = "x; touch /tmp/evil #"
     facts = {"a": healthy(evil), "b": healthy("b")}
-    findings = [
-        Finding("warning", "x", "a", "it's\n`id`", variable=VariableFix("A", evil))
-    ]
+    findings = [Finding("warning", "x", "a", "it's\n`id`", variable=VariableFix("A", evil))]
     findings += [Finding("warning", "x", "b", "other", variable=VariableFix("A", "2"))]
     script = "\n".join(
-        variable.line().replace("\n", "\\n")
-        for variable in tuned_variables(findings, facts)
+        variable.line().replace("\n", "\\n") for variable in tuned_variables(findings, facts)
     )
     run = f"hostname() {{ echo '{evil}'; }}\nset -eu\n{script}\nprintf %s \"$A\""
     assert (
-        subprocess.run(
-            ["bash", "-c", run], capture_output=True, text=True, check=True
-        ).stdout
+        subprocess.run(["bash", "-c", run], capture_output=True, text=True, check=True).stdout
         == evil
     )
 
@@ -360,9 +296,7 @@ def test_cards_are_read_from_sys(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert facts["interfaces"]["eth0"] == {"gbit": 100.0, "vendor": "0x15b3"}
     assert (
-        facts["interfaces"]["lo"]
-        == facts["interfaces"]["veth1"]
-        == {"gbit": None, "vendor": None}
+        facts["interfaces"]["lo"] == facts["interfaces"]["veth1"] == {"gbit": None, "vendor": None}
     )
     assert facts["nccl_plugin"] == str(tmp_path / "libnccl-net.so")
     assert card_facts({}, tmp_path / "none")["rdma"] == []

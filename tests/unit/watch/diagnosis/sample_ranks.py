@@ -49,24 +49,16 @@ CLOSED = "RuntimeError: [/pytorch/third_party/gloo/transport/tcp/pair.cc:553] Co
 
 
 def reduced(
-    number: int = 4410,
-    size: int = 77290,
-    *,
-    is_done: bool = False,
-    op: str = "all_reduce",
+    number: int = 4410, size: int = 77290, *, is_done: bool = False, op: str = "all_reduce"
 ) -> Collective:
-    return Collective(
-        group="default_pg", number=number, op=op, sizes=((size,),), is_done=is_done
-    )
+    return Collective(group="default_pg", number=number, op=op, sizes=((size,),), is_done=is_done)
 
 
 def recorded(last: int, *, waits: bool, size: int = 77290) -> tuple[Collective, ...]:
     """A flight recorder: a bucket and a loss in turn up to `last`, which it is in still, or not."""
     numbers = range(last - 5, last + 1)
     return tuple(
-        reduced(
-            number, size if number % 2 == 0 else 1, is_done=number < last or not waits
-        )
+        reduced(number, size if number % 2 == 0 else 1, is_done=number < last or not waits)
         for number in numbers
     )
 
@@ -111,9 +103,7 @@ def rank_state(rank: int, **changes: Any) -> RankState:
 def worker(
     number: int, state: str = "S", stack: tuple[str, ...] = WORKER_IDLE, **changes: Any
 ) -> WorkerState:
-    return WorkerState(
-        number=number, pid=5000 + number, state=state, stack=stack, **changes
-    )
+    return WorkerState(number=number, pid=5000 + number, state=state, stack=stack, **changes)
 
 
 def cluster(
@@ -133,8 +123,5 @@ def cluster(
         NodeState(node="abcdef".index(host[-1]), host=host, ranks=tuple(there))
         for host, there in hosts.items()
     ]
-    changed = (
-        NodeState(**{**vars(node), **nodes.get(f"node_{node.node}", {})})
-        for node in found
-    )
+    changed = (NodeState(**{**vars(node), **nodes.get(f"node_{node.node}", {})}) for node in found)
     return ClusterState(me=0, nodes=tuple(changed), lost=lost)

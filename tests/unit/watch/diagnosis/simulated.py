@@ -13,13 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from drumline.watch.cluster_state import (
-    ClusterState,
-    Collective,
-    LostNode,
-    NodeState,
-    RankState,
-)
+from drumline.watch.cluster_state import ClusterState, Collective, LostNode, NodeState, RankState
 from drumline.watch.diagnosis.diagnosis import Alarm, Diagnosis
 from drumline.watch.diagnosis.watchdog import Recovery, Watchdog, diagnose
 from drumline.watch.heartbeat import Phase
@@ -124,9 +118,7 @@ class Run:
                 collectives=flight(here.entered, waits=waits),
             )
         begun, change = self.broken.get(rank, (FOR_EVER, None))
-        return (
-            replace(facts, **change(now - begun)) if change and now >= begun else facts
-        )
+        return replace(facts, **change(now - begun)) if change and now >= begun else facts
 
 
 def _silent(node: NodeState, no_heartbeat_s: float) -> LostNode:
@@ -156,9 +148,7 @@ def host_of(node: int) -> str:
     return f"node-{'abcdef'[node]}"
 
 
-def simulate(
-    steps: Sequence[Step], *, world_size: int, start_s: float = 1.0
-) -> list[list[Moment]]:
+def simulate(steps: Sequence[Step], *, world_size: int, start_s: float = 1.0) -> list[list[Moment]]:
     """What each rank does when. A phase that never ends blocks the others in their backward
     pass."""
     lines = [[Moment(0.0, 0, Phase.START, 1.0, 0)] for _ in range(world_size)]
@@ -175,23 +165,12 @@ def simulate(
             _enter(lines[rank], clocks[rank], number, Phase.BACKWARD, 0.0, number + 1)
         clocks = [max(clocks)] * world_size
         for rank in range(world_size):
-            _enter(
-                lines[rank], clocks[rank], number + 1, Phase.BETWEEN, 1.0, number + 1
-            )
+            _enter(lines[rank], clocks[rank], number + 1, Phase.BETWEEN, 1.0, number + 1)
             if step.evaluation_s:
-                _enter(
-                    lines[rank],
-                    clocks[rank],
-                    number + 1,
-                    Phase.EVALUATION,
-                    1.0,
-                    number + 1,
-                )
+                _enter(lines[rank], clocks[rank], number + 1, Phase.EVALUATION, 1.0, number + 1)
                 clocks[rank] += step.evaluation_s
             if step.save_s and rank == 0:
-                _enter(
-                    lines[rank], clocks[rank], number + 1, Phase.SAVE, 0.1, number + 1
-                )
+                _enter(lines[rank], clocks[rank], number + 1, Phase.SAVE, 0.1, number + 1)
                 clocks[rank] += step.save_s
     for rank in range(world_size):
         _enter(lines[rank], clocks[rank], len(steps), Phase.LEFT, 0.0, len(steps))
@@ -235,9 +214,7 @@ def watch(
             inspected = run.cluster(now, closely=True)
             now += gather_s
             by_now = run.cluster(now)
-            diagnosis = diagnose(
-                replace(inspected, lost=by_now.lost, never_seen=by_now.never_seen)
-            )
+            diagnosis = diagnose(replace(inspected, lost=by_now.lost, never_seen=by_now.never_seen))
             if (
                 alarm := watchdog.decide(diagnosis, run.cluster(now), now)
             ) is not None and diagnosis is not None:

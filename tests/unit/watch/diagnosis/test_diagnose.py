@@ -24,11 +24,7 @@ from drumline.watch.cluster_state import (
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.evidence import Evidence
 from drumline.watch.diagnosis.exited import find_lost_connection
-from drumline.watch.diagnosis.stack_frames import (
-    is_in_collective,
-    is_loading,
-    users_frame,
-)
+from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading, users_frame
 from drumline.watch.diagnosis.watchdog import diagnose, stop_symptoms
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
@@ -53,9 +49,7 @@ IN_LOSS = (
     "/home/me/job/losses.py:44 in contrastive",
     "/venv/lib/python3.11/site-packages/drumline/training/steps/eager.py:80 in _forward",
 )
-B_GONE = LostNode(
-    node=1, host="node-b", ranks=(4, 5, 6, 7), no_heartbeat_s=3.4, how="no answer"
-)
+B_GONE = LostNode(node=1, host="node-b", ranks=(4, 5, 6, 7), no_heartbeat_s=3.4, how="no answer")
 
 
 def found(cluster_state: ClusterState) -> Diagnosis:
@@ -113,14 +107,7 @@ WHOLE = [
         id="ended",
     ),
     pytest.param(
-        cluster(
-            ended(
-                5,
-                -9,
-                memory="the limit of 512 MiB of its control group",
-                phase=Phase.DATA,
-            )
-        ),
+        cluster(ended(5, -9, memory="the limit of 512 MiB of its control group", phase=Phase.DATA)),
         Cause.OUT_OF_MEMORY,
         "failure: rank 5 on node-b ran out of memory and was killed at step 812, in the DataLoader (the limit of 512 "
         "MiB of its control group). Try: raise the memory limit, or lower the batch size or the number of DataLoader"
@@ -129,9 +116,7 @@ WHOLE = [
     ),
     pytest.param(
         cluster(
-            rank_state(
-                2, phase=Phase.FAILED, failure="ValueError: bad label 17", age_s=0.9
-            ),
+            rank_state(2, phase=Phase.FAILED, failure="ValueError: bad label 17", age_s=0.9),
             *(dragged(rank) for rank in (0, 1, 3)),
         ),
         Cause.EXCEPTION,
@@ -149,10 +134,7 @@ WHOLE = [
     pytest.param(
         cluster(
             late_rank(
-                5,
-                Phase.DATA,
-                stack=IN_QUEUE,
-                workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE)),
+                5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE))
             )
         ),
         Cause.STOPPED,
@@ -171,10 +153,7 @@ WHOLE = [
     pytest.param(
         cluster(
             late_rank(
-                5,
-                Phase.DATA,
-                stack=IN_QUEUE,
-                workers=(worker(0), worker(1, "S", WORKER_IN_SAMPLE)),
+                5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", WORKER_IN_SAMPLE))
             )
         ),
         Cause.DATASET,
@@ -207,11 +186,7 @@ WHOLE = [
         id="user code",
     ),
     pytest.param(
-        cluster(
-            late_rank(
-                5, Phase.FORWARD, stack=IN_LOSS[1:], answers=False, collectives=()
-            )
-        ),
+        cluster(late_rank(5, Phase.FORWARD, stack=IN_LOSS[1:], answers=False, collectives=())),
         Cause.GIL,
         "stall: rank 5 on node-b holds the GIL at job/losses.py:44 in contrastive, in forward since step 812: a call "
         "into C does not return; 7 ranks are blocked in all_reduce #4410. Try: check what job/losses.py:44 in "
@@ -220,11 +195,7 @@ WHOLE = [
     ),
     pytest.param(
         cluster(
-            late_rank(
-                5,
-                Phase.BETWEEN,
-                stack=(f"{TORCH}/cuda/__init__.py:985 in synchronize",),
-            )
+            late_rank(5, Phase.BETWEEN, stack=(f"{TORCH}/cuda/__init__.py:985 in synchronize",))
         ),
         Cause.NOT_ENTERED,
         "stall: rank 5 on node-b did not enter all_reduce #4410 of [77290]: it has been at cuda/__init__.py:985 in "
@@ -235,9 +206,7 @@ WHOLE = [
     pytest.param(
         cluster(
             blocked_rank(
-                2,
-                stack=IN_ALL_REDUCE,
-                collectives=(*recorded(4409, waits=False), reduced(4410, 1)),
+                2, stack=IN_ALL_REDUCE, collectives=(*recorded(4409, waits=False), reduced(4410, 1))
             )
         ),
         Cause.MISMATCH,
@@ -259,10 +228,7 @@ WHOLE = [
         cluster(
             rank_state(0, phase=Phase.LEFT),
             rank_state(
-                1,
-                phase=Phase.LEAVING,
-                age_s=600.0,
-                stack=("/home/me/job/close.py:7 in upload",),
+                1, phase=Phase.LEAVING, age_s=600.0, stack=("/home/me/job/close.py:7 in upload",)
             ),
             world_size=2,
         ),
@@ -283,11 +249,7 @@ WHOLE = [
     pytest.param(
         cluster(
             late_rank(
-                0,
-                Phase.SAVE,
-                state="D",
-                state_s=12.0,
-                stack=("/home/me/job/save.py:9 in store",),
+                0, Phase.SAVE, state="D", state_s=12.0, stack=("/home/me/job/save.py:9 in store",)
             )
         ),
         Cause.STORAGE,
@@ -315,14 +277,7 @@ WHOLE = [
     ),
     pytest.param(
         cluster(
-            late_rank(
-                5,
-                Phase.FORWARD,
-                stack=IN_LOSS[1:],
-                cpu=0.04,
-                is_starved=True,
-                answers=None,
-            )
+            late_rank(5, Phase.FORWARD, stack=IN_LOSS[1:], cpu=0.04, is_starved=True, answers=None)
         ),
         Cause.SLOW,
         "stall: rank 5 on node-b is slow but alive: in forward since step 812 (0.04 cores, waiting for a CPU of a "
@@ -342,9 +297,7 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(("given", "cause", "sentence"), WHOLE)
-def test_each_cause_in_one_sentence(
-    given: ClusterState, cause: Cause, sentence: str
-) -> None:
+def test_each_cause_in_one_sentence(given: ClusterState, cause: Cause, sentence: str) -> None:
     diagnosis = found(given)
     assert diagnosis.cause is cause
     assert diagnosis.sentence(sentence.partition(":")[0]) == sentence
@@ -352,10 +305,7 @@ def test_each_cause_in_one_sentence(
     # What it is judged by has come through JSON from other nodes.
     assert (
         diagnose(
-            replace(
-                given,
-                nodes=tuple(from_json(NodeState, asdict(node)) for node in given.nodes),
-            )
+            replace(given, nodes=tuple(from_json(NodeState, asdict(node)) for node in given.nodes))
         )
         == diagnosis
     )
@@ -404,14 +354,9 @@ def test_the_launcher_knows_which_end_of_a_link_is_cut_off(
 
 def test_only_while_all_processes_are_healthy_a_lost_host_may_return() -> None:
     assert found(cluster(lost=(B_GONE,))).may_return
-    refuses = replace(
-        B_GONE, how="connection refused", answer=Answer.REFUSED, no_heartbeat_s=6.0
-    )
+    refuses = replace(B_GONE, how="connection refused", answer=Answer.REFUSED, no_heartbeat_s=6.0)
     lost_peer = rank_state(
-        0,
-        phase=Phase.FAILED,
-        failure="reset by peer",
-        failure_kind=FailureKind.LOST_PEER,
+        0, phase=Phase.FAILED, failure="reset by peer", failure_kind=FailureKind.LOST_PEER
     )
     for state in (cluster(lost=(refuses,)), cluster(lost_peer, lost=(B_GONE,))):
         diagnosis = found(state)
@@ -438,18 +383,9 @@ def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
     )
     asked_to_stop = [ended(rank, -15, state_s=35.0) for rank in (0, 1, 2)]
     diagnosis = found(
-        cluster(
-            raised,
-            *asked_to_stop,
-            ended(3, -9, state_s=5.0),
-            *(dragged(r) for r in (4, 5, 7)),
-        )
+        cluster(raised, *asked_to_stop, ended(3, -9, state_s=5.0), *(dragged(r) for r in (4, 5, 7)))
     )
-    assert (diagnosis.cause, diagnosis.rank, diagnosis.host) == (
-        Cause.EXCEPTION,
-        6,
-        "node-b",
-    )
+    assert (diagnosis.cause, diagnosis.rank, diagnosis.host) == (Cause.EXCEPTION, 6, "node-b")
     # No exit codes under another launcher, and no failure in the one that was killed: it is gone,
     # the others talk.
     diagnosis = found(cluster(ended(1, None), *(dragged(rank) for rank in (0, 2, 3))))
@@ -470,25 +406,14 @@ def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
     diagnosis = found(cluster(codes[1], *quiet, world_size=4))
     assert diagnosis.what == "rank 1 on node-a exited with code 1"
     # What its launcher killed long after it is not the cause, though its end is the plainer one.
-    assert (
-        found(cluster(*codes, ended(0, -9, step=0, state_s=0.3), world_size=4)).rank
-        == 1
-    )
+    assert found(cluster(*codes, ended(0, -9, step=0, state_s=0.3), world_size=4)).rank == 1
 
 
 @pytest.mark.parametrize(
     ("exit", "end", "next_step"),
     [
-        (
-            -11,
-            "was killed by SIGSEGV at",
-            "check the end of its log: a library crashed in it",
-        ),
-        (
-            -6,
-            "was killed by SIGABRT at",
-            "as gloo does when ranks enter different collectives",
-        ),
+        (-11, "was killed by SIGSEGV at", "check the end of its log: a library crashed in it"),
+        (-6, "was killed by SIGABRT at", "as gloo does when ranks enter different collectives"),
         (-7, "was killed by SIGBUS at", "(a full /dev/shm gives SIGBUS)"),
         (-64 - 1, "was killed by signal 65 at", "find out who sent it"),
         (
@@ -509,17 +434,12 @@ def test_other_ends(exit: int, end: str, next_step: str) -> None:
     [
         (FailureKind.DISK_FULL, "free some space on that file system"),
         (FailureKind.OUT_OF_MEMORY, "lower the batch size, or accumulate"),
-        (
-            FailureKind.WORKER_DIED,
-            "for what killed the worker: often it is out of memory",
-        ),
+        (FailureKind.WORKER_DIED, "for what killed the worker: often it is out of memory"),
         (FailureKind.OTHER, "read its traceback"),
     ],
 )
 def test_an_error_of_its_own_says_what_to_do(kind: FailureKind, next_step: str) -> None:
-    failed = rank_state(
-        2, phase=Phase.FAILED, failure="OSError: text", failure_kind=kind
-    )
+    failed = rank_state(2, phase=Phase.FAILED, failure="OSError: text", failure_kind=kind)
     diagnosis = found(cluster(failed, *(dragged(r) for r in (0, 1, 3))))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.EXCEPTION, 2)
     assert next_step in diagnosis.next_step
@@ -556,15 +476,13 @@ def test_ranks_that_drumline_kills_for_a_reason_are_named_with_it() -> None:
     assert "find out who sent it" not in diagnosis.next_step
     other_ranks = [ended(rank, -9, **why) for rank in (0, 1, 2, 4, 5, 6, 7)]
     first = found(cluster(ended(3, -9), *other_ranks))
-    assert (
-        first.what == "rank 3 on node-a was killed by SIGKILL at step 812, in forward"
-    ), "only that one is another's"
+    assert first.what == "rank 3 on node-a was killed by SIGKILL at step 812, in forward", (
+        "only that one is another's"
+    )
 
 
 def test_an_exit_code_without_an_error_is_no_report_of_the_rank() -> None:
-    raised = found(
-        cluster(rank_state(2, phase=Phase.FAILED, failure="OSError: text"), dragged(0))
-    )
+    raised = found(cluster(rank_state(2, phase=Phase.FAILED, failure="OSError: text"), dragged(0)))
     assert raised.is_ranks_error, "the rank prints it with its traceback"
     silent = found(cluster(ended(2, 9), dragged(0)))
     assert silent.what.startswith("rank 2 on node-a exited with code 9")
@@ -583,29 +501,21 @@ def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
     # At first it may still come out that a host is gone, unless nobody is left to see it.
     echoes = [dragged(rank) for rank in range(8)]
     assert found(cluster(*echoes)).is_certain is False
-    assert found(
-        cluster(*(replace(echo, state="X", exit=1) for echo in echoes))
-    ).is_certain
+    assert found(cluster(*(replace(echo, state="X", exit=1) for echo in echoes))).is_certain
     # Where a host went silent, it is the cause of them.
     diagnosis = found(cluster(*(dragged(rank) for rank in range(4)), lost=(B_GONE,)))
     assert (diagnosis.cause, diagnosis.host) == (Cause.UNREACHABLE, "node-b")
 
 
-def b_alone(
-    *ranks: RankState, how: str, up_s: float, answer: Answer = Answer.NONE
-) -> ClusterState:
+def b_alone(*ranks: RankState, how: str, up_s: float, answer: Answer = Answer.NONE) -> ClusterState:
     """Node b, whose sidecar has never heard that of node a: of the ranks there nothing is known."""
     node = NodeState(node=1, host="node-b", ranks=ranks)
-    a = LostNode(
-        node=0, host="node-a", ranks=(), no_heartbeat_s=up_s, how=how, answer=answer
-    )
+    a = LostNode(node=0, host="node-a", ranks=(), no_heartbeat_s=up_s, how=how, answer=answer)
     return ClusterState(me=1, nodes=(node,), never_seen=(a,))
 
 
 def test_a_host_that_was_lost_before_its_first_heartbeat() -> None:
-    echoes = [
-        dragged(rank, state="X", exit=1, age_s=0.5, state_s=0.5) for rank in range(4, 8)
-    ]
+    echoes = [dragged(rank, state="X", exit=1, age_s=0.5, state_s=0.5) for rank in range(4, 8)]
     # All that are known of have ended, but they are not all that there are.
     early = found(b_alone(*echoes, how="", up_s=0.7))
     assert (early.cause, early.is_certain) == (Cause.EXCEPTION, False)
@@ -620,15 +530,11 @@ def test_a_host_that_was_lost_before_its_first_heartbeat() -> None:
     )
     assert diagnosis.what.startswith("no heartbeat from node-a for 3.1 s (no answer)")
     # A port may be closed to us while the ranks train: that alone blames nobody.
-    standing = b_alone(
-        *(blocked_rank(rank) for rank in range(4, 8)), how="no answer", up_s=3.1
-    )
+    standing = b_alone(*(blocked_rank(rank) for rank in range(4, 8)), how="no answer", up_s=3.1)
     assert found(standing).cause is not Cause.UNREACHABLE
     # A host that goes down refuses connections first.
     assert (
-        found(
-            b_alone(*old, how=Reason.REFUSED, answer=Answer.REFUSED, up_s=2.9)
-        ).is_certain
+        found(b_alone(*old, how=Reason.REFUSED, answer=Answer.REFUSED, up_s=2.9)).is_certain
         is False
     )
     late = [replace(echo, age_s=4.6) for echo in echoes]
@@ -641,9 +547,7 @@ def test_a_rank_that_was_ended_unseen_is_no_cause_where_a_host_was_never_seen() 
     """The launcher of b ended rank 4, and nothing recorded that: its peer lost the connection to a."""
     lost_peer = dragged(5, state="X", exit=1, age_s=5.0, state_s=4.9)
     unexplained = ended(4, None, state_s=4.8)
-    early = found(
-        b_alone(replace(unexplained, state_s=2.0), lost_peer, how="", up_s=2.9)
-    )
+    early = found(b_alone(replace(unexplained, state_s=2.0), lost_peer, how="", up_s=2.9))
     assert (early.cause, early.rank, early.is_certain) == (Cause.KILLED, 4, False)
     diagnosis = found(b_alone(unexplained, lost_peer, how="no answer", up_s=5.2))
     assert (diagnosis.cause, diagnosis.host, diagnosis.rank) == (
@@ -657,8 +561,7 @@ def test_a_rank_that_was_ended_unseen_is_no_cause_where_a_host_was_never_seen() 
 
 
 @pytest.mark.parametrize(
-    "ending",
-    [{"exit": 1}, {"exit": 143, "failure": "", "failure_kind": FailureKind.OTHER}],
+    "ending", [{"exit": 1}, {"exit": 143, "failure": "", "failure_kind": FailureKind.OTHER}]
 )
 def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(
     ending: dict[str, Any],
@@ -668,17 +571,12 @@ def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(
     second_rank = dragged(1, state="X", **{"age_s": 2.6, "state_s": 2.4, **ending})
     for heartbeat_age_s, is_certain in ((0.4, True), (2.8, False)):
         cluster_state = cluster(
-            lost,
-            second_rank,
-            world_size=8,
-            node_0={"heartbeat_age_s": {1: heartbeat_age_s}},
+            lost, second_rank, world_size=8, node_0={"heartbeat_age_s": {1: heartbeat_age_s}}
         )
         assert found(cluster_state).is_certain is is_certain, heartbeat_age_s
     # It spoke once, before it had seen a rank of its own.
     begins = NodeState(node=1, host="node-b")
-    me = NodeState(
-        node=0, host="node-a", ranks=(lost, second_rank), heartbeat_age_s={1: 2.8}
-    )
+    me = NodeState(node=0, host="node-a", ranks=(lost, second_rank), heartbeat_age_s={1: 2.8})
     assert found(ClusterState(me=0, nodes=(me, begins))).is_certain is False
 
 
@@ -702,12 +600,7 @@ def test_a_rank_that_was_asked_to_stop_is_no_cause_unless_it_is_alone() -> None:
     )
     # The launcher ends the rest after a host was lost.
     diagnosis = found(
-        cluster(
-            *(ended(rank, -15) for rank in (0, 1)),
-            dragged(2),
-            dragged(3),
-            lost=(B_GONE,),
-        )
+        cluster(*(ended(rank, -15) for rank in (0, 1)), dragged(2), dragged(3), lost=(B_GONE,))
     )
     assert diagnosis.cause is Cause.UNREACHABLE
 
@@ -725,8 +618,7 @@ def test_an_exit_for_an_unknown_reason_may_follow_a_lost_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "state_s", "is_fault"),
-    [("T", 0.9, False), ("T", 1.1, True), ("t", 9.0, False)],
+    ("state", "state_s", "is_fault"), [("T", 0.9, False), ("T", 1.1, True), ("t", 9.0, False)]
 )
 def test_a_rank_that_continues_within_a_second_or_is_debugged_is_no_fault(
     state: str, state_s: float, is_fault: bool
@@ -737,9 +629,7 @@ def test_a_rank_that_continues_within_a_second_or_is_debugged_is_no_fault(
 
 
 def test_a_job_that_is_stopped_as_a_whole_may_be_continued() -> None:
-    every = [
-        late_rank(rank, Phase.FORWARD, state="T", collectives=()) for rank in range(4)
-    ]
+    every = [late_rank(rank, Phase.FORWARD, state="T", collectives=()) for rank in range(4)]
     diagnosis = found(cluster(*every, world_size=4))
     assert (diagnosis.cause, diagnosis.is_certain) == (Cause.STOPPED, False)
     assert diagnosis.what.endswith(
@@ -766,8 +656,7 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
                 node=node,
                 host=f"node-{node}",
                 ranks=tuple(
-                    replace(rank, host=f"node-{node}")
-                    for rank in ranks[8 * node : 8 * node + 8]
+                    replace(rank, host=f"node-{node}") for rank in ranks[8 * node : 8 * node + 8]
                 ),
             )
             for node in range(32)
@@ -776,17 +665,12 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
 
     def everywhere(rank: int) -> RankState:
         return late_rank(
-            rank,
-            Phase.FORWARD,
-            stack=(f"/home/me/job/train.py:{rank} in main",),
-            collectives=(),
+            rank, Phase.FORWARD, stack=(f"/home/me/job/train.py:{rank} in main",), collectives=()
         )
 
     def alone(rank: int) -> RankState:
         collective = replace(reduced(4410), number=rank)
-        return blocked_rank(
-            rank, collectives=(replace(collective, group=f"group {rank}"),)
-        )
+        return blocked_rank(rank, collectives=(replace(collective, group=f"group {rank}"),))
 
     away = tuple(
         LostNode(
@@ -801,14 +685,9 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
     states = {
         "dataset": big(late_rank(77, Phase.DATA)),
         "left": big(*(late_rank(rank, Phase.LEFT) for rank in range(0, 256, 9))),
-        "stopped": big(
-            *(late_rank(rank, Phase.FORWARD, state="T") for rank in range(0, 256, 2))
-        ),
+        "stopped": big(*(late_rank(rank, Phase.FORWARD, state="T") for rank in range(0, 256, 2))),
         "mismatch": big(
-            *(
-                blocked_rank(r, collectives=(reduced(4410, 3),))
-                for r in range(0, 256, 3)
-            )
+            *(blocked_rank(r, collectives=(reduced(4410, 3),)) for r in range(0, 256, 3))
         ),
         "everywhere": big(every=everywhere),
         "unknown": big(every=alone),
@@ -818,17 +697,13 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
     for what, cluster_state in states.items():
         sentence = found(cluster_state).sentence("hang")
         assert len(sentence) < 600, (what, sentence)
-    assert (
-        "; 255 ranks are blocked in all_reduce #4410" in found(states["dataset"]).what
-    )
+    assert "; 255 ranks are blocked in all_reduce #4410" in found(states["dataset"]).what
     assert "; 252 ranks elsewhere" in found(states["unknown"]).what
 
 
 def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
     aborted = ended(2, -6, phase=Phase.BACKWARD, stack=IN_ALL_REDUCE)
-    diagnosis = found(
-        cluster(aborted, *(dragged(rank) for rank in (0, 1, 3)), world_size=4)
-    )
+    diagnosis = found(cluster(aborted, *(dragged(rank) for rank in (0, 1, 3)), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 2)
     assert diagnosis.what == (
         "rank 2 on node-a entered a different collective than the others, or one with a different size, at step 812, "
@@ -836,9 +711,7 @@ def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
         "(SIGABRT), as it does when a rank receives more data than it expects"
     )
     # The others leave what they were in as they fail.
-    other_ranks = [
-        dragged(rank, collectives=recorded(4410, waits=True)) for rank in (0, 1, 3)
-    ]
+    other_ranks = [dragged(rank, collectives=recorded(4410, waits=True)) for rank in (0, 1, 3)]
     assert (
         "): rank 2 on node-a: all_reduce; the others: all_reduce #4410 of [77290]; gloo aborted rank 2 on node-a"
         in (found(cluster(aborted, *other_ranks, world_size=4)).what)
@@ -852,10 +725,7 @@ def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
     many = [ended(rank, -6, phase=Phase.BACKWARD) for rank in (0, 1, 3)]
     assert found(cluster(*many, dragged(2), world_size=4)).rank == 2
     # An abort elsewhere is an abort.
-    assert (
-        found(cluster(ended(2, -6, phase=Phase.FORWARD, stack=IN_LOSS))).cause
-        is Cause.KILLED
-    )
+    assert found(cluster(ended(2, -6, phase=Phase.FORWARD, stack=IN_LOSS))).cause is Cause.KILLED
 
 
 def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
@@ -873,9 +743,7 @@ def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
         "ranks 0, 1 on node-a lost the connection"
     )
     # Most have left: the odd one is the one with a batch too many.
-    diagnosis = found(
-        cluster(*(late_rank(rank, Phase.LEFT) for rank in (0, 1, 2)), world_size=4)
-    )
+    diagnosis = found(cluster(*(late_rank(rank, Phase.LEFT) for rank in (0, 1, 2)), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
     assert diagnosis.what == (
         "rank 3 on node-a continued in the loop after step 812, where ranks 0-2 on node-a left it; "
@@ -886,27 +754,14 @@ def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
 def test_a_rank_that_left_calls_other_collectives() -> None:
     """At the end of a run ranks call one more collective, with the number of the others' bucket."""
     barrier = replace(reduced(4410, op="broadcast"), is_done=False)
-    early = late_rank(
-        3, Phase.LEFT, collectives=(*recorded(4409, waits=False), barrier)
-    )
-    assert (found(cluster(early)).cause, found(cluster(early)).rank) == (
-        Cause.LEFT_EARLY,
-        3,
-    )
+    early = late_rank(3, Phase.LEFT, collectives=(*recorded(4409, waits=False), barrier))
+    assert (found(cluster(early)).cause, found(cluster(early)).rank) == (Cause.LEFT_EARLY, 3)
     # Gloo may end the one or the other for it.
     torn = ended(3, -6, phase=Phase.LEFT)
-    diagnosis = found(
-        cluster(torn, *(dragged(rank) for rank in (0, 1, 2)), world_size=4)
-    )
+    diagnosis = found(cluster(torn, *(dragged(rank) for rank in (0, 1, 2)), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
     diagnosis = found(
-        cluster(
-            early,
-            ended(1, -6, phase=Phase.BACKWARD),
-            dragged(0),
-            dragged(2),
-            world_size=4,
-        )
+        cluster(early, ended(1, -6, phase=Phase.BACKWARD), dragged(0), dragged(2), world_size=4)
     )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
 
@@ -915,79 +770,47 @@ def test_a_rank_that_left_calls_other_collectives() -> None:
 def test_the_last_rank_at_the_end_of_a_run_is_not_left_behind(phase: Phase) -> None:
     last = late_rank(3, phase, cpu=0.9, stack=("/home/me/job/save.py:9 in store",))
     diagnosis = found(
-        cluster(
-            *(late_rank(rank, Phase.LEFT) for rank in (0, 1, 2)), last, world_size=4
-        )
+        cluster(*(late_rank(rank, Phase.LEFT) for rank in (0, 1, 2)), last, world_size=4)
     )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.SLOW, 3)
     # In a loop of the user's own there are no such phases; that it is in no collective is seen all
     # the same.
     report = late_rank(3, Phase.USER, stack=("/home/me/job/report.py:9 in upload",))
     diagnosis = found(
-        cluster(
-            *(late_rank(rank, Phase.LEFT) for rank in (0, 1, 2)), report, world_size=4
-        )
+        cluster(*(late_rank(rank, Phase.LEFT) for rank in (0, 1, 2)), report, world_size=4)
     )
-    assert (diagnosis.cause, diagnosis.rank, diagnosis.is_certain) == (
-        Cause.USER_CODE,
-        3,
-        False,
-    )
-    assert (
-        diagnose(cluster(*(late_rank(rank, Phase.LEFT) for rank in range(8)))) is None
-    )
+    assert (diagnosis.cause, diagnosis.rank, diagnosis.is_certain) == (Cause.USER_CODE, 3, False)
+    assert diagnose(cluster(*(late_rank(rank, Phase.LEFT) for rank in range(8)))) is None
     # In a loop of the user's own, rank 0 has something left to do alone: its stack says so, or it
     # could not be asked.
     for stack in ((), ("job/export.py:7 in upload", "job/train.py:40 in <module>")):
-        alone = late_rank(
-            0, Phase.USER, stack=stack, collectives=recorded(4409, waits=False)
-        )
+        alone = late_rank(0, Phase.USER, stack=stack, collectives=recorded(4409, waits=False))
         diagnosis = diagnose(
-            cluster(
-                *(late_rank(rank, Phase.LEFT) for rank in (1, 2, 3)),
-                alone,
-                world_size=4,
-            )
+            cluster(*(late_rank(rank, Phase.LEFT) for rank in (1, 2, 3)), alone, world_size=4)
         )
         assert diagnosis is None or not diagnosis.is_certain, diagnosis
-    assert (
-        diagnose(cluster(*(rank_state(rank, state="X", exit=75) for rank in range(8))))
-        is None
-    )
+    assert diagnose(cluster(*(rank_state(rank, state="X", exit=75) for rank in range(8)))) is None
 
 
 def test_near_misses_of_data() -> None:
     # The worker of a rank that waits itself is not the cause yet.
     diagnosis = found(
         cluster(
-            blocked_rank(1, workers=(worker(0, "T"),)),
-            late_rank(5, Phase.FORWARD, stack=IN_LOSS),
+            blocked_rank(1, workers=(worker(0, "T"),)), late_rank(5, Phase.FORWARD, stack=IN_LOSS)
         )
     )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 5)
     gone = found(
-        cluster(
-            late_rank(
-                5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "Z", ()), worker(1))
-            )
-        )
+        cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "Z", ()), worker(1))))
     )
     assert (gone.cause, gone.is_certain) == (Cause.DATASET, True)
     assert "(worker 0 has exited)" in gone.what
     in_fork = found(
-        cluster(
-            late_rank(
-                5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, in_fork_s=31.0),)
-            )
-        )
+        cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, in_fork_s=31.0),)))
     )
     assert in_fork.is_certain, "no hook of the user's takes so long"
     stuck = found(
-        cluster(
-            late_rank(
-                5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "D"), worker(1))
-            )
-        )
+        cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "D"), worker(1))))
     )
     assert stuck.cause is Cause.STORAGE
     busy = worker(1, "R", WORKER_IN_SAMPLE[1:], cpu=0.97)
@@ -997,9 +820,7 @@ def test_near_misses_of_data() -> None:
     )
     # Without workers the dataset is in the rank's own stack; level 0 has nothing else.
     own_cause = found(
-        cluster(
-            late_rank(5, Phase.START, step=0, age_s=7.0, stack=WORKER_IN_SAMPLE[:3])
-        )
+        cluster(late_rank(5, Phase.START, step=0, age_s=7.0, stack=WORKER_IN_SAMPLE[:3]))
     )
     assert own_cause.cause is Cause.DATASET
     assert (
@@ -1008,9 +829,7 @@ def test_near_misses_of_data() -> None:
     )
     held = found(cluster(late_rank(5, Phase.DATA, answers=False, collectives=())))
     assert "(holding the GIL)" in held.what
-    in_c = late_rank(
-        5, Phase.DATA, answers=False, collectives=(), stack=WORKER_IN_SAMPLE[1:]
-    )
+    in_c = late_rank(5, Phase.DATA, answers=False, collectives=(), stack=WORKER_IN_SAMPLE[1:])
     assert found(cluster(in_c)).cause is Cause.GIL
 
 
@@ -1024,15 +843,9 @@ def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
     """The bucket is what followed the loss each time before; to the other's operation nothing
     leads."""
     extra = blocked_rank(
-        1,
-        collectives=(
-            *recorded(4409, waits=False, size=1),
-            reduced(4410, 7, op="broadcast"),
-        ),
+        1, collectives=(*recorded(4409, waits=False, size=1), reduced(4410, 7, op="broadcast"))
     )
-    extra = replace(
-        extra, collectives=(*blocked_rank(0).collectives[:-1], extra.collectives[-1])
-    )
+    extra = replace(extra, collectives=(*blocked_rank(0).collectives[:-1], extra.collectives[-1]))
     diagnosis = found(cluster(extra, world_size=2))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
     assert (
@@ -1040,11 +853,7 @@ def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
         in diagnosis.what
     )
     out = replace(
-        extra,
-        collectives=(
-            *extra.collectives[:-1],
-            replace(reduced(4410, op="barrier"), sizes=()),
-        ),
+        extra, collectives=(*extra.collectives[:-1], replace(reduced(4410, op="barrier"), sizes=()))
     )
     diagnosis = found(cluster(out, world_size=2))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
@@ -1052,15 +861,9 @@ def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
         "check whether it left the loop before the others; if not, make every rank"
     )
     # Nothing came before: then nobody is blamed alone.
-    pair = [
-        blocked_rank(rank, collectives=(reduced(1, 5 + rank),)) for rank in range(2)
-    ]
+    pair = [blocked_rank(rank, collectives=(reduced(1, 5 + rank),)) for rank in range(2)]
     diagnosis = found(cluster(*pair, world_size=2))
-    assert (diagnosis.cause, diagnosis.rank, diagnosis.host) == (
-        Cause.MISMATCH,
-        None,
-        "node-a",
-    )
+    assert (diagnosis.cause, diagnosis.rank, diagnosis.host) == (Cause.MISMATCH, None, "node-a")
     assert diagnosis.what == (
         "ranks are in different collectives at step 812, in backward: rank 0 on node-a: all_reduce #1 of [5]; "
         "rank 1 on node-a: all_reduce #1 of [6]; it is unknown which one is wrong"
@@ -1071,28 +874,13 @@ def test_a_shape_mismatch_as_gloo_leaves_it() -> None:
     """One rank got enough data to continue with the next number; the other two wait at the one that
     differs."""
     odd = blocked_rank(
-        1,
-        collectives=(
-            *recorded(12, waits=False)[:-1],
-            reduced(12, is_done=True),
-            reduced(13, 3),
-        ),
+        1, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 3))
     )
     even = blocked_rank(
-        2,
-        collectives=(
-            *recorded(12, waits=False)[:-1],
-            reduced(12, is_done=True),
-            reduced(13, 2),
-        ),
+        2, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 2))
     )
     ahead = blocked_rank(
-        0,
-        collectives=(
-            reduced(12, is_done=True),
-            reduced(13, 2, is_done=True),
-            reduced(14),
-        ),
+        0, collectives=(reduced(12, is_done=True), reduced(13, 2, is_done=True), reduced(14))
     )
     diagnosis = found(cluster(ahead, odd, even, world_size=3))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
@@ -1105,25 +893,18 @@ def test_a_shape_mismatch_as_gloo_leaves_it() -> None:
 def test_sizes_may_differ_where_they_need_not_be_the_same() -> None:
     root = blocked_rank(0, collectives=(reduced(9, 8, op="scatter"),))
     other_ranks = [
-        blocked_rank(rank, collectives=(reduced(9, 0, op="scatter"),))
-        for rank in range(1, 4)
+        blocked_rank(rank, collectives=(reduced(9, 0, op="scatter"),)) for rank in range(1, 4)
     ]
     assert found(cluster(root, *other_ranks, world_size=4)).cause is Cause.UNKNOWN
     whole = [
-        blocked_rank(
-            rank, collectives=(reduced(9, rank, op="all_gather", is_done=True),)
-        )
+        blocked_rank(rank, collectives=(reduced(9, rank, op="all_gather", is_done=True),))
         for rank in range(4)
     ]
-    assert found(cluster(*whole, world_size=4)).cause is not Cause.MISMATCH, (
-        "it came to its end"
-    )
+    assert found(cluster(*whole, world_size=4)).cause is not Cause.MISMATCH, "it came to its end"
 
 
 def test_hosts_that_are_late_are_not_gone() -> None:
-    assert (
-        found(cluster(lost=(replace(B_GONE, no_heartbeat_s=2.5),))).is_certain is False
-    )
+    assert found(cluster(lost=(replace(B_GONE, no_heartbeat_s=2.5),))).is_certain is False
     assert (
         found(
             cluster(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED),))
@@ -1136,39 +917,18 @@ def test_hosts_that_are_late_are_not_gone() -> None:
     # its sidecar died, and was not started again
     for how in (Reason.NO_REPLY, Reason.CLOSED):
         mute = found(
-            cluster(
-                lost=(
-                    replace(
-                        B_GONE, how=how, answer=ANSWER_OF[how], no_heartbeat_s=500.0
-                    ),
-                )
-            )
+            cluster(lost=(replace(B_GONE, how=how, answer=ANSWER_OF[how], no_heartbeat_s=500.0),))
         )
         assert (mute.is_certain, mute.host) == (False, "node-b")
-        assert (
-            mute.next_step
-            == "find out what ended the job on node-b; the host itself is up"
-        )
+        assert mute.next_step == "find out what ended the job on node-b; the host itself is up"
     refused = found(
         cluster(
-            lost=(
-                replace(
-                    B_GONE,
-                    how=Reason.REFUSED,
-                    answer=Answer.REFUSED,
-                    no_heartbeat_s=6.0,
-                ),
-            )
+            lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED, no_heartbeat_s=6.0),)
         )
     )
     assert refused.is_certain
-    assert (
-        refused.next_step
-        == "find out what ended the job on node-b; the host itself is up"
-    )
-    second_host = LostNode(
-        node=2, host="node-c", ranks=(8,), no_heartbeat_s=3.1, how="no answer"
-    )
+    assert refused.next_step == "find out what ended the job on node-b; the host itself is up"
+    second_host = LostNode(node=2, host="node-c", ranks=(8,), no_heartbeat_s=3.1, how="no answer")
     d = NodeState(
         node=3,
         host="node-d",
@@ -1183,15 +943,9 @@ def test_hosts_that_are_late_are_not_gone() -> None:
 
 
 def test_a_node_without_any_heartbeat_is_cut_off_itself() -> None:
-    c_gone = LostNode(
-        node=2, host="node-c", ranks=(8, 9), no_heartbeat_s=3.6, how="no answer"
-    )
+    c_gone = LostNode(node=2, host="node-c", ranks=(8, 9), no_heartbeat_s=3.6, how="no answer")
     diagnosis = found(cluster(lost=(B_GONE, c_gone)))
-    assert (diagnosis.cause, diagnosis.host, diagnosis.rank) == (
-        Cause.UNREACHABLE,
-        "node-a",
-        None,
-    )
+    assert (diagnosis.cause, diagnosis.host, diagnosis.rank) == (Cause.UNREACHABLE, "node-a", None)
     assert diagnosis.what == (
         "node-a is cut off from the other nodes: 2 of 3 nodes stopped sending heartbeats together; it has received "
         "no heartbeat from node-b and node-c for 3.6 s; 4 ranks are blocked in all_reduce #4410"
@@ -1208,9 +962,7 @@ def test_a_node_that_is_done_sends_no_heartbeats() -> None:
     """Its last one shows that it received those of the other, which has not exited yet."""
     done = [ended(rank, 0, phase=Phase.LEFT) for rank in range(4)]
     cluster_state = cluster(
-        *done,
-        node_0={"heartbeat_age_s": {1: 0.3}},
-        node_1={"heartbeat_age_s": {0: 4.0}},
+        *done, node_0={"heartbeat_age_s": {1: 0.3}}, node_1={"heartbeat_age_s": {0: 4.0}}
     )
     assert found(cluster_state).cause is not Cause.UNREACHABLE
 
@@ -1238,34 +990,19 @@ def test_pictures_with_little_in_them() -> None:
     # Work between steps comes before the data of the step that follows, and has its number.
     logs = rank_state(0, phase=Phase.BETWEEN, cpu=0.9)
     diagnosis = found(
-        cluster(
-            logs,
-            *(rank_state(rank, phase=Phase.BACKWARD) for rank in (1, 2, 3)),
-            world_size=4,
-        )
+        cluster(logs, *(rank_state(rank, phase=Phase.BACKWARD) for rank in (1, 2, 3)), world_size=4)
     )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.SLOW, 0)
     # A loop of the user's own has data, and the rest.
     own_cause = [rank_state(rank, phase=Phase.USER, micro=1) for rank in range(3)]
-    diagnosis = found(
-        cluster(*own_cause, rank_state(3, phase=Phase.DATA), world_size=4)
-    )
+    diagnosis = found(cluster(*own_cause, rank_state(3, phase=Phase.DATA), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)
     # Level 0: collective numbers, and stacks.
     plain = [
-        rank_state(
-            rank,
-            step=0,
-            phase=Phase.USER,
-            collective=40,
-            stack=IN_ALL_REDUCE,
-            age_s=60.0,
-        )
+        rank_state(rank, step=0, phase=Phase.USER, collective=40, stack=IN_ALL_REDUCE, age_s=60.0)
         for rank in range(3)
     ]
-    behind = rank_state(
-        3, step=0, phase=Phase.USER, collective=39, stack=IN_LOSS, age_s=60.0
-    )
+    behind = rank_state(3, step=0, phase=Phase.USER, collective=39, stack=IN_LOSS, age_s=60.0)
     diagnosis = found(cluster(*plain, behind, world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 3)
     assert diagnosis.what == (
@@ -1281,10 +1018,7 @@ def test_pictures_with_little_in_them() -> None:
     ("stack", "users", "loads", "meets"),
     [
         (
-            [
-                "torch/distributed/distributed_c10d.py:2991 in all_reduce",
-                "train.py:31 in step",
-            ],
+            ["torch/distributed/distributed_c10d.py:2991 in all_reduce", "train.py:31 in step"],
             "train.py:31 in step",
             0,
             1,
@@ -1311,19 +1045,13 @@ def test_pictures_with_little_in_them() -> None:
             0,
         ),
         (
-            [
-                "multiprocessing/connection.py:930 in wait",
-                "drumline/data/loader.py:7 in fetch",
-            ],
+            ["multiprocessing/connection.py:930 in wait", "drumline/data/loader.py:7 in fetch"],
             "",
             1,
             0,
         ),
         (
-            [
-                "<frozen runpy>:198 in _run",
-                "/opt/conda/lib/python3.12/site-packages/x/y.py:1 in z",
-            ],
+            ["<frozen runpy>:198 in _run", "/opt/conda/lib/python3.12/site-packages/x/y.py:1 in z"],
             "",
             0,
             0,
@@ -1338,9 +1066,7 @@ def test_pictures_with_little_in_them() -> None:
         ),
     ],
 )
-def test_whose_code_a_stack_is_in(
-    stack: list[str], users: str, loads: int, meets: int
-) -> None:
+def test_whose_code_a_stack_is_in(stack: list[str], users: str, loads: int, meets: int) -> None:
     """Paths whole, or as a sidecar shortens them."""
     assert (users_frame(stack), is_loading(stack), is_in_collective(stack)) == (
         users,
@@ -1363,25 +1089,16 @@ def test_every_module_of_ours_is_known_as_ours() -> None:
 def test_ranks_that_have_compiled_are_not_blamed_for_the_one_that_has_not() -> None:
     """They wait in no collective, so only their phases show it; the batch of another may come even
     later."""
-    waiting = [
-        rank_state(rank, phase=Phase.COMPILED, micro=1, age_s=300.0)
-        for rank in (0, 1, 2)
-    ]
+    waiting = [rank_state(rank, phase=Phase.COMPILED, micro=1, age_s=300.0) for rank in (0, 1, 2)]
     compiles = rank_state(3, phase=Phase.COMPILE, micro=1, age_s=320.0, cpu=0.0)
     diagnosis = found(cluster(*waiting, compiles, world_size=4))
-    assert (diagnosis.cause, diagnosis.rank, diagnosis.num_blocked) == (
-        Cause.COMPILING,
-        3,
-        3,
-    )
+    assert (diagnosis.cause, diagnosis.rank, diagnosis.num_blocked) == (Cause.COMPILING, 3, 3)
     reads = rank_state(3, phase=Phase.DATA, micro=0, age_s=320.0)
     diagnosis = found(cluster(*waiting, reads, world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)
     # A recompilation in the forward pass; the others compute while they wait, and have no records.
     busy = [rank_state(rank, phase=Phase.BACKWARD, cpu=0.9) for rank in (0, 1, 2)]
-    diagnosis = found(
-        cluster(*busy, rank_state(3, phase=Phase.COMPILE, micro=1), world_size=4)
-    )
+    diagnosis = found(cluster(*busy, rank_state(3, phase=Phase.COMPILE, micro=1), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.COMPILING, 3)
 
 
@@ -1392,14 +1109,8 @@ def test_a_rank_that_its_launcher_ended_is_no_cause() -> None:
         lost_peer = dragged(3, state="X", exit=1, age_s=4.8, state_s=4.7)
         soon = replace(lost_peer, age_s=1.4, state_s=1.3)
         unheard = found(cluster(ended_rank, soon, node_0={"heartbeat_age_s": {1: 1.5}}))
-        assert (unheard.cause, unheard.rank, unheard.is_certain) == (
-            Cause.EXCEPTION,
-            3,
-            False,
-        )
-        late = found(
-            cluster(ended_rank, lost_peer, node_0={"heartbeat_age_s": {1: 4.9}})
-        )
+        assert (unheard.cause, unheard.rank, unheard.is_certain) == (Cause.EXCEPTION, 3, False)
+        late = found(cluster(ended_rank, lost_peer, node_0={"heartbeat_age_s": {1: 4.9}}))
         assert (late.cause, late.rank, late.is_certain) == (Cause.EXCEPTION, 3, True)
         gone = found(cluster(ended_rank, soon, lost=(B_GONE,)))
         assert (gone.cause, gone.host) == (Cause.UNREACHABLE, "node-b")
@@ -1411,16 +1122,12 @@ def test_a_rank_that_its_launcher_ended_is_no_cause() -> None:
     read_late = found(cluster(both, soon, node_0={"heartbeat_age_s": {1: 0.6}}))
     assert (read_late.rank, read_late.is_certain) == (3, False)
     # Its own error came before that.
-    failed = ended(
-        2, None, asked_to_exit=True, phase=Phase.FAILED, failure="KeyError: 'x'"
-    )
+    failed = ended(2, None, asked_to_exit=True, phase=Phase.FAILED, failure="KeyError: 'x'")
     assert found(cluster(failed, dragged(3))).rank == 2
 
 
 def test_a_sentence_has_one_full_stop_and_a_stopped_host_one_command() -> None:
-    assert ".. Next" not in found(
-        cluster(ended(5, 1, failure="it is Killed."))
-    ).sentence("failure")
+    assert ".. Next" not in found(cluster(ended(5, 1, failure="it is Killed."))).sentence("failure")
     stopped = [late_rank(rank, Phase.FORWARD, state="T") for rank in (1, 2)]
     assert found(cluster(*stopped)).next_step.endswith(
         "kill -CONT 4701 4702 on node-a resumes it, if it still runs"

@@ -28,12 +28,7 @@ from tests.unit.watch.diagnosis.sample_ranks import (
 
 PAGE = Path(__file__).with_name("stopped_worker.txt")
 STUCK = cluster(
-    late_rank(
-        2,
-        Phase.DATA,
-        stack=IN_QUEUE,
-        workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE)),
-    ),
+    late_rank(2, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE))),
     world_size=4,
 )
 
@@ -67,9 +62,7 @@ def test_remarks_on_hosts_and_last_errors(tmp_path: Path) -> None:
     lost_node = LostNode(
         node=1, host="node-b", ranks=(4, 5, 6, 7), no_heartbeat_s=4.0, how="no answer"
     )
-    killed = rank_state(
-        1, state="X", exit=-9, phase=Phase.FORWARD, memory="the limit of 512 MiB"
-    )
+    killed = rank_state(1, state="X", exit=-9, phase=Phase.FORWARD, memory="the limit of 512 MiB")
     mute = rank_state(2, answers=False, phase=Phase.FORWARD, collective=7)
     failed = rank_state(3, exit=1, failure="ValueError: bad label", phase=Phase.FAILED)
     odd = cluster(
@@ -82,16 +75,10 @@ def test_remarks_on_hosts_and_last_errors(tmp_path: Path) -> None:
     odd = replace(
         odd,
         never_seen=(
-            LostNode(
-                node=2, host="node-c", ranks=(), no_heartbeat_s=3.1, how="no answer"
-            ),
+            LostNode(node=2, host="node-c", ranks=(), no_heartbeat_s=3.1, how="no answer"),
         ),
     )
-    text = (
-        told(tmp_path, odd, alarm=Alarm.FAILURE, action="stop")
-        .with_suffix(".txt")
-        .read_text()
-    )
+    text = told(tmp_path, odd, alarm=Alarm.FAILURE, action="stop").with_suffix(".txt").read_text()
     for line in (
         "2023-11-14 22:13:20 UTC. Action: the job is killed, and not restarted.",
         ">     1  node-a  killed: SIGKILL  forward    812  4.0 s  0.0  -",
@@ -110,19 +97,13 @@ def test_remarks_on_hosts_and_last_errors(tmp_path: Path) -> None:
 
 def test_two_leaders_in_a_partition_write_a_diagnosis_each(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        paths = list(
-            pool.map(lambda second: told(tmp_path, unix_s=float(second)), range(40))
-        )
+        paths = list(pool.map(lambda second: told(tmp_path, unix_s=float(second)), range(40)))
     assert sorted(int(path.name[:4]) for path in paths) == list(range(1, 41))
-    assert sorted(record["time"] for record in read_diagnoses(tmp_path)) == list(
-        range(40)
-    )
+    assert sorted(record["time"] for record in read_diagnoses(tmp_path)) == list(range(40))
     assert not list(tmp_path.glob(".*"))
 
 
-def test_what_was_written_is_read_and_what_is_not_ours_is_left_out(
-    tmp_path: Path,
-) -> None:
+def test_what_was_written_is_read_and_what_is_not_ours_is_left_out(tmp_path: Path) -> None:
     assert read_diagnoses(tmp_path / "none") == []
     first = told(tmp_path, unix_s=1.5)
     second = told(tmp_path, alarm=Alarm.STALL, action="report", launch="c3")
@@ -132,9 +113,7 @@ def test_what_was_written_is_read_and_what_is_not_ours_is_left_out(
     (tmp_path / "0006-stopped.json").write_text('{"diagnosis": {"cause": "rain"}}')
     (tmp_path / "notes.json").write_text(first.read_text())
     records = read_diagnoses(tmp_path)
-    assert [
-        (record["number"], record["alarm"], record["launch"]) for record in records
-    ] == [
+    assert [(record["number"], record["alarm"], record["launch"]) for record in records] == [
         (1, "hang", "a1b2"),
         (2, "stall", "c3"),
     ]
@@ -143,14 +122,10 @@ def test_what_was_written_is_read_and_what_is_not_ours_is_left_out(
     assert (diagnosis.cause, diagnosis.rank, diagnosis.step) == (Cause.STOPPED, 2, 812)
     assert records[0]["sentence"] == diagnosis.sentence("hang")
     assert records[0]["cluster"]["nodes"][0]["ranks"][2]["workers"][1]["state"] == "T"
-    assert told(tmp_path).name == "0007-stopped.json", (
-        "a number that was used is not used again"
-    )
+    assert told(tmp_path).name == "0007-stopped.json", "a number that was used is not used again"
 
 
-def test_a_folder_that_takes_nothing_is_an_error_and_nothing_is_left(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_that_takes_nothing_is_an_error_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / ".0001-stopped.txt.partial").mkdir()
     with pytest.raises(OSError, match="Is a directory"):
         told(tmp_path)
@@ -169,8 +144,6 @@ def test_a_host_as_a_whole_is_marked(tmp_path: Path) -> None:
 
 
 def test_the_sidecars_reasoning_does_not_load_torch() -> None:
-    names = [
-        f"drumline.watch.diagnosis.{name}" for name in ("diagnosis_files", "watchdog")
-    ]
+    names = [f"drumline.watch.diagnosis.{name}" for name in ("diagnosis_files", "watchdog")]
     code = f"import sys, {', '.join(names)}; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'rich')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

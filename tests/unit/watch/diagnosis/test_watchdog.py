@@ -17,13 +17,7 @@ from drumline.watch.diagnosis.diagnosis import Alarm, Cause
 from drumline.watch.diagnosis.watchdog import IdleTime, Watchdog
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
-from tests.unit.watch.diagnosis.sample_ranks import (
-    CLOSED,
-    IN_QUEUE,
-    cluster,
-    late_rank,
-    worker,
-)
+from tests.unit.watch.diagnosis.sample_ranks import CLOSED, IN_QUEUE, cluster, late_rank, worker
 from tests.unit.watch.diagnosis.simulated import (
     FOR_EVER,
     Change,
@@ -51,19 +45,13 @@ def healthy(
     chance = random.Random(seed)
     steps = []
     for number in range(24):
-        longer = (
-            {(0, Phase.FORWARD): base_s * slow * chance.uniform(0.8, 1.25)}
-            if slow > 1
-            else {}
-        )
+        longer = {(0, Phase.FORWARD): base_s * slow * chance.uniform(0.8, 1.25)} if slow > 1 else {}
         if number == stalled:
             longer[0, Phase.DATA] = 20.0
         steps.append(
             Step(
                 data_s=base_s * chance.uniform(0.8, 1.25) / 3,
-                forward_s=50.0
-                if number == compiled
-                else base_s * chance.uniform(0.8, 1.25),
+                forward_s=50.0 if number == compiled else base_s * chance.uniform(0.8, 1.25),
                 backward_s=base_s * chance.uniform(0.8, 1.25),
                 longer={} if number == compiled else longer,
                 evaluation_s=chance.uniform(5, 150) if number % 8 == 7 else 0.0,
@@ -90,35 +78,24 @@ def test_a_healthy_run_is_never_acted_on_and_only_stalled_data_is_reported(
     run = healthy(**case)
     alarms, recoveries, gathered = watch(run, until=end_of(run) + 20, gather_s=gather_s)
     words = [
-        (raised.alarm, raised.diagnosis.cause)
-        for raised in alarms
-        if raised.diagnosis.since_s < 60
+        (raised.alarm, raised.diagnosis.cause) for raised in alarms if raised.diagnosis.since_s < 60
     ]
-    assert (
-        words in ([], [(Alarm.STALL, Cause.DATASET)]) if case["stalled"] else not words
-    ), words
+    assert words in ([], [(Alarm.STALL, Cause.DATASET)]) if case["stalled"] else not words, words
     # An evaluation of minutes may be reported after one, and after two; that it hangs is said of
     # nothing.
     assert all(raised.alarm is Alarm.STALL for raised in alarms)
     assert bool(alarms) <= len(recoveries) <= len(alarms)
-    assert all(
-        later - sooner >= 3
-        for sooner, later in zip(gathered, gathered[2:], strict=False)
-    )
+    assert all(later - sooner >= 3 for sooner, later in zip(gathered, gathered[2:], strict=False))
 
 
 FAULT_STEP = 20
 FAULT_RANK = 2
 
 
-def broken(
-    phase: Phase, change: Change | None, others: Change | None = None
-) -> tuple[Run, float]:
+def broken(phase: Phase, change: Change | None, others: Change | None = None) -> tuple[Run, float]:
     """Four ranks on two nodes; one never comes out of this phase of one step. Also: when that
     began."""
-    steps = [Step() for _ in range(FAULT_STEP)] + [
-        Step(longer={(FAULT_RANK, phase): FOR_EVER})
-    ]
+    steps = [Step() for _ in range(FAULT_STEP)] + [Step(longer={(FAULT_RANK, phase): FOR_EVER})]
     run = Run(simulate(steps, world_size=4))
     begun = run.lines[FAULT_RANK][-1].at
     for rank in range(4):
@@ -180,24 +157,14 @@ CERTAIN = {
     ),
     "exception": (
         Phase.FORWARD,
-        lambda s: {
-            "phase": Phase.FAILED,
-            "failure": "ValueError: bad label",
-            "age_s": s,
-        },
+        lambda s: {"phase": Phase.FAILED, "failure": "ValueError: bad label", "age_s": s},
         loses_it,
         Cause.EXCEPTION,
         Alarm.FAILURE,
     ),
     "stopped": (
         Phase.FORWARD,
-        lambda s: {
-            "state": "T",
-            "state_s": s,
-            "cpu": 0.0,
-            "answers": False,
-            "collectives": (),
-        },
+        lambda s: {"state": "T", "state_s": s, "cpu": 0.0, "answers": False, "collectives": ()},
         None,
         Cause.STOPPED,
         Alarm.HANG,
@@ -228,13 +195,7 @@ ALIVE = {
     ),
     "gil": (
         Phase.FORWARD,
-        lambda s: {
-            "stack": IN_LOSS,
-            "cpu": 0.0,
-            "state": "S",
-            "answers": False,
-            "collectives": (),
-        },
+        lambda s: {"stack": IN_LOSS, "cpu": 0.0, "state": "S", "answers": False, "collectives": ()},
         Cause.GIL,
     ),
     "storage": (Phase.DATA, lambda s: {"state": "D"}, Cause.STORAGE),
@@ -247,29 +208,21 @@ def test_what_is_certain_is_acted_on_within_five_seconds_and_once(fault: str) ->
     phase, change, others, cause, alarm = CERTAIN[fault]
     run, begun = broken(phase, change, others)
     alarms, _, gathered = watch(run, until=begun + 400)
-    assert [(raised.alarm, raised.diagnosis.cause) for raised in alarms] == [
-        (alarm, cause)
-    ]
-    assert (alarms[0].diagnosis.rank, alarms[0].diagnosis.host) == (
-        FAULT_RANK,
-        "node-b",
-    )
+    assert [(raised.alarm, raised.diagnosis.cause) for raised in alarms] == [(alarm, cause)]
+    assert (alarms[0].diagnosis.rank, alarms[0].diagnosis.host) == (FAULT_RANK, "node-b")
     assert alarms[0].at - begun <= 5
     assert len(gathered) <= 2
 
 
 @pytest.mark.parametrize("fault", ALIVE)
-def test_a_stall_is_reported_in_seconds_and_again_and_acted_on_after_hang_s(
-    fault: str,
-) -> None:
+def test_a_stall_is_reported_in_seconds_and_again_and_acted_on_after_hang_s(fault: str) -> None:
     phase, change, cause = ALIVE[fault]
     run, begun = broken(phase, change)
     alarms, _, gathered = watch(run, until=begun + 700, hang_s=600.0)
     *stalls, hang = alarms
-    assert {
-        (raised.alarm, raised.diagnosis.cause, raised.diagnosis.rank)
-        for raised in stalls
-    } == {(Alarm.STALL, cause, FAULT_RANK)}
+    assert {(raised.alarm, raised.diagnosis.cause, raised.diagnosis.rank) for raised in stalls} == {
+        (Alarm.STALL, cause, FAULT_RANK)
+    }
     first, *again = [raised.at - begun for raised in stalls]
     assert first <= (15 if fault == "computes" else 5)
     assert len(again) == 5
@@ -316,22 +269,17 @@ def test_a_lost_host_is_reported_soon_and_ended_when_it_does_not_return() -> Non
         "node-b",
     )
     assert 20 <= raised.at - begun <= 25
-    assert (warning.diagnosis.is_certain, raised.diagnosis.is_certain) == (
-        False,
-        False,
-    ), "it may return"
+    assert (warning.diagnosis.is_certain, raised.diagnosis.is_certain) == (False, False), (
+        "it may return"
+    )
 
 
-def test_a_host_that_is_silent_is_not_lost_where_the_run_moves_or_the_sidecar_slept() -> (
-    None
-):
+def test_a_host_that_is_silent_is_not_lost_where_the_run_moves_or_the_sidecar_slept() -> None:
     run, begun = broken(Phase.FORWARD, None)
     run.silent_from = {1: begun}
     moving = Run(simulate([Step()] * 200, world_size=4))
     moving.silent_from = {1: 10.0}
-    assert watch(moving, until=40)[0] == [], (
-        "its sidecar died, or the way to it; the ranks meet"
-    )
+    assert watch(moving, until=40)[0] == [], "its sidecar died, or the way to it; the ranks meet"
     # The sidecar got no CPU for a while: it heard nobody, and saw nothing move, for that reason
     # alone.
     watchdog = Watchdog(hang_s=60.0, world_size=4)
@@ -361,15 +309,10 @@ def test_lost_connections_are_reported_when_there_is_no_better_reason() -> None:
     assert 2.5 <= raised.at - begun <= 6
     run.silent_from = {1: begun - 1}
     (raised,), _, _ = watch(run, until=begun + 100)
-    assert (raised.diagnosis.cause, raised.diagnosis.host) == (
-        Cause.UNREACHABLE,
-        "node-b",
-    )
+    assert (raised.diagnosis.cause, raised.diagnosis.host) == (Cause.UNREACHABLE, "node-b")
 
 
-def test_a_host_that_was_lost_before_its_first_heartbeat_is_reported_by_the_others() -> (
-    None
-):
+def test_a_host_that_was_lost_before_its_first_heartbeat_is_reported_by_the_others() -> None:
     """Of the other node nothing is known: neither its ranks nor, for a while, whether it
     answers."""
     run, begun = broken(Phase.FORWARD, loses_it, loses_it)
@@ -397,9 +340,7 @@ def test_the_first_steps_and_the_start_are_waited_for() -> None:
     (one,), _, _ = watch(stuck, until=30)
     assert (one.alarm, one.diagnosis.cause) == (Alarm.HANG, Cause.STOPPED)
     assert one.at <= 6.2
-    assert not recoveries or recoveries[0].sentence.startswith(
-        "the run continues after "
-    )
+    assert not recoveries or recoveries[0].sentence.startswith("the run continues after ")
 
 
 @pytest.mark.parametrize(("slowdown", "not_before_s"), [(1.0, 10.0), (4.0, 40.0)])
@@ -407,8 +348,7 @@ def test_the_first_step_is_late_by_the_start_times_of_the_slowest_host(
     slowdown: float, not_before_s: float
 ) -> None:
     run = Run(
-        simulate([Step(longer={(1, Phase.FORWARD): FOR_EVER})], world_size=4),
-        slowdown=slowdown,
+        simulate([Step(longer={(1, Phase.FORWARD): FOR_EVER})], world_size=4), slowdown=slowdown
     )
     run.broken[1] = (1.2, lambda s: {"cpu": 0.0, "state": "S", "stack": IN_LOSS})
     alarms, _, _ = watch(run, until=not_before_s + 20)
@@ -420,10 +360,9 @@ def test_the_first_step_is_late_by_the_start_times_of_the_slowest_host(
 def test_a_stall_that_was_reported_recovers() -> None:
     steps = [Step()] * 20 + [Step(longer={(1, Phase.DATA): 20.0})] + [Step()] * 20
     alarms, recoveries, gathered = watch(Run(simulate(steps, world_size=4)), until=60)
-    assert [
-        (raised.alarm, raised.diagnosis.cause, raised.diagnosis.rank)
-        for raised in alarms
-    ] == [(Alarm.STALL, Cause.DATASET, 1)]
+    assert [(raised.alarm, raised.diagnosis.cause, raised.diagnosis.rank) for raised in alarms] == [
+        (Alarm.STALL, Cause.DATASET, 1)
+    ]
     assert [raised.diagnosis for raised in recoveries] == [alarms[0].diagnosis]
     assert 18 <= recoveries[0].idle_s <= 21
     assert recoveries[0].sentence == (
@@ -436,9 +375,7 @@ def test_a_run_that_recovers_while_evidence_is_collected_is_not_reported() -> No
     """Data that comes after 3.4 s: asked for at the first suspicion, and judged when the run is
     well again."""
     steps = [Step()] * 20 + [Step(longer={(1, Phase.DATA): 3.4})] + [Step()] * 20
-    alarms, recoveries, gathered = watch(
-        Run(simulate(steps, world_size=4)), until=40, gather_s=1.5
-    )
+    alarms, recoveries, gathered = watch(Run(simulate(steps, world_size=4)), until=40, gather_s=1.5)
     assert (alarms, recoveries) == ([], [])
     assert len(gathered) == 1
 
@@ -455,9 +392,7 @@ def test_a_run_that_always_waits_so_long_is_not_told_of_it_again() -> None:
 def test_a_run_that_ends_in_order_gets_no_message() -> None:
     run = Run(simulate([Step()] * 20, world_size=4))
     over = end_of(run)
-    run.broken = {
-        rank: (over + rank * 3, died(0, phase=Phase.LEFT)) for rank in range(4)
-    }
+    run.broken = {rank: (over + rank * 3, died(0, phase=Phase.LEFT)) for rank in range(4)}
     run.silent_from = {1: over + 10}
     assert watch(run, until=over + 60) == ([], [], [])
     # The first rank has a long report to make, for which nobody waits, and uses no CPU for it.
@@ -475,9 +410,9 @@ def test_a_run_that_ends_in_order_gets_no_message() -> None:
     )
     run.broken = {0: (over, reports), **dict.fromkeys((1, 2, 3), (over, left))}
     run.silent_from = {}
-    assert [raised.alarm for raised in watch(run, until=over + 800)[0]] == [
-        Alarm.STALL
-    ], "once, as nobody waits"
+    assert [raised.alarm for raised in watch(run, until=over + 800)[0]] == [Alarm.STALL], (
+        "once, as nobody waits"
+    )
     # Preempted: with its own exit code.
     run.broken = {rank: (over, died(75, phase=Phase.LEFT)) for rank in range(4)}
     assert watch(run, until=over + 60)[0] == []
@@ -491,21 +426,13 @@ def test_a_script_that_knows_nothing_of_us_moves_by_its_collectives() -> None:
     class Plain(Run):
         def cluster(self, now: float, *, closely: bool = False) -> ClusterState:
             whole = super().cluster(now, closely=closely)
-            nodes = (
-                replace(node, ranks=tuple(map(plain, node.ranks)))
-                for node in whole.nodes
-            )
+            nodes = (replace(node, ranks=tuple(map(plain, node.ranks))) for node in whole.nodes)
             return replace(whole, nodes=tuple(nodes))
 
-    usual, begun = broken(
-        Phase.FORWARD, lambda s: {"stack": IN_LOSS, "cpu": 0.0, "state": "S"}
-    )
+    usual, begun = broken(Phase.FORWARD, lambda s: {"stack": IN_LOSS, "cpu": 0.0, "state": "S"})
     run = Plain(usual.lines, broken=usual.broken)
     alarms, _, _ = watch(run, until=begun + 100)
-    assert [
-        (raised.alarm, raised.diagnosis.cause, raised.diagnosis.rank)
-        for raised in alarms
-    ] == [
+    assert [(raised.alarm, raised.diagnosis.cause, raised.diagnosis.rank) for raised in alarms] == [
         (Alarm.STALL, Cause.USER_CODE, FAULT_RANK),
         (Alarm.STALL, Cause.USER_CODE, FAULT_RANK),
         (Alarm.HANG, Cause.USER_CODE, FAULT_RANK),
@@ -528,8 +455,7 @@ def test_a_script_that_knows_nothing_of_us_moves_by_its_collectives() -> None:
 
 def test_a_debugged_rank_is_noted_only() -> None:
     run, begun = broken(
-        Phase.FORWARD,
-        lambda s: {"state": "t", "cpu": 0.0, "answers": False, "collectives": ()},
+        Phase.FORWARD, lambda s: {"state": "t", "cpu": 0.0, "answers": False, "collectives": ()}
     )
     alarms, _, _ = watch(run, until=begun + 700)
     assert [(raised.alarm, raised.diagnosis.cause) for raised in alarms] == [
@@ -539,27 +465,16 @@ def test_a_debugged_rank_is_noted_only() -> None:
 
 def test_a_hang_that_was_only_reported_may_continue_and_recur() -> None:
     long = Step(longer={(1, Phase.DATA): 70.0})
-    steps = [
-        *[Step()] * 20,
-        long,
-        *[Step()] * 20,
-        Step(longer={(1, Phase.DATA): FOR_EVER}),
-    ]
+    steps = [*[Step()] * 20, long, *[Step()] * 20, Step(longer={(1, Phase.DATA): FOR_EVER})]
     alarms, recoveries, _ = watch(Run(simulate(steps, world_size=4)), until=300)
-    assert [raised.alarm for raised in alarms] == [
-        Alarm.STALL,
-        Alarm.STALL,
-        Alarm.HANG,
-    ] * 2
+    assert [raised.alarm for raised in alarms] == [Alarm.STALL, Alarm.STALL, Alarm.HANG] * 2
     assert len(recoveries) == 1
     assert recoveries[0].idle_s >= 60
 
 
 def test_patience_is_the_users_but_for_the_first_steps() -> None:
     run, begun = broken(Phase.DATA, lambda s: {"stack": IN_QUEUE})
-    assert [
-        round(raised.at - begun) for raised in watch(run, until=400, hang_s=5.0)[0]
-    ][1:] in (
+    assert [round(raised.at - begun) for raised in watch(run, until=400, hang_s=5.0)[0]][1:] in (
         [5],
         [6],
         [7],
@@ -584,9 +499,7 @@ def test_a_breakpoint_is_waited_at_forever() -> None:
         FAULT_RANK,
     )
     # A program that was started under a debugger is not at its prompt for that.
-    run, begun = broken(
-        Phase.FORWARD, lambda s: {**at_prompt(s), "stack": (*IN_LOSS, *pdb)}
-    )
+    run, begun = broken(Phase.FORWARD, lambda s: {**at_prompt(s), "stack": (*IN_LOSS, *pdb)})
     assert watch(run, until=begun + 100)[0][-1].alarm is Alarm.HANG
 
 
@@ -604,10 +517,7 @@ def test_a_better_reason_is_reported_after_an_unknown_one() -> None:
     assert watchdog.decide(None, moving[1], 8.0) is None
     assert watchdog.decide(unknown, moving[1], 8.1) is Alarm.STALL
     assert watchdog.decide(unknown, moving[1], 8.2) is None
-    assert (
-        watchdog.decide(replace(unknown, cause=Cause.DATASET), moving[1], 8.3)
-        is Alarm.STALL
-    )
+    assert watchdog.decide(replace(unknown, cause=Cause.DATASET), moving[1], 8.3) is Alarm.STALL
     assert watchdog.decide(replace(unknown, cause=Cause.GIL), moving[1], 8.4) is None
 
 
@@ -621,25 +531,14 @@ def test_one_long_wait_of_a_run_that_has_hardly_begun_is_not_usual() -> None:
     beats = 0
     for now in range(60):
         beats += now in (1, 2, 3, 53)
-        idle.observe(
-            cluster(late_rank(0, Phase.FORWARD, num_marks=beats)),
-            float(now),
-            counts=True,
-        )
+        idle.observe(cluster(late_rank(0, Phase.FORWARD, num_marks=beats)), float(now), counts=True)
     assert idle.last_idle_s == 50
     assert idle.limit_s < 10
 
 
 def test_long_computations_do_not_make_a_long_wait_usual() -> None:
-    steps = [
-        Step(forward_s=15.0 if number in (5, 9, 13) else 0.1)
-        for number in range(FAULT_STEP)
-    ]
-    run = Run(
-        simulate(
-            [*steps, Step(longer={(FAULT_RANK, Phase.DATA): FOR_EVER})], world_size=4
-        )
-    )
+    steps = [Step(forward_s=15.0 if number in (5, 9, 13) else 0.1) for number in range(FAULT_STEP)]
+    run = Run(simulate([*steps, Step(longer={(FAULT_RANK, Phase.DATA): FOR_EVER})], world_size=4))
     begun = run.lines[FAULT_RANK][-1].at
     run.broken[FAULT_RANK] = (begun, lambda s: {"stack": IN_QUEUE})
     alarms, _, _ = watch(run, until=begun + 20)
@@ -650,27 +549,19 @@ def test_long_computations_do_not_make_a_long_wait_usual() -> None:
 
 
 @pytest.mark.parametrize("cpu", [1.0, pytest.param(0.0, marks=pytest.mark.soak)])
-@pytest.mark.parametrize(
-    ("others", "limit_s"), [(Phase.COMPILED, 3600), (Phase.BACKWARD, 600)]
-)
+@pytest.mark.parametrize(("others", "limit_s"), [(Phase.COMPILED, 3600), (Phase.BACKWARD, 600)])
 def test_a_compilation_before_the_first_step_may_take_an_hour_and_a_later_one_as_long_as_a_step(
     cpu: float, others: Phase, limit_s: int
 ) -> None:
     """Whether it computes, or waits for a lock of the compiler's cache."""
-    run, begun = broken(
-        Phase.FORWARD, lambda s: {"phase": Phase.COMPILE, "cpu": cpu, "state": "S"}
-    )
+    run, begun = broken(Phase.FORWARD, lambda s: {"phase": Phase.COMPILE, "cpu": cpu, "state": "S"})
     for rank in {0, 1, 2, 3} - {FAULT_RANK}:
-        run.broken[rank] = (
-            begun,
-            lambda s: {"phase": others, "state": "S", "cpu": 0.0},
-        )
+        run.broken[rank] = (begun, lambda s: {"phase": others, "state": "S", "cpu": 0.0})
     assert watch(run, until=begun + 290, hang_s=600.0)[0] == []
     *stalls, hang = watch(run, until=begun + limit_s + 100, hang_s=600.0)[0]
-    assert {
-        (raised.alarm, raised.diagnosis.cause, raised.diagnosis.rank)
-        for raised in stalls
-    } == {(Alarm.STALL, Cause.COMPILING, FAULT_RANK)}
+    assert {(raised.alarm, raised.diagnosis.cause, raised.diagnosis.rank) for raised in stalls} == {
+        (Alarm.STALL, Cause.COMPILING, FAULT_RANK)
+    }
     assert (hang.alarm, hang.diagnosis.cause, hang.diagnosis.rank) == (
         Alarm.HANG,
         Cause.COMPILING,

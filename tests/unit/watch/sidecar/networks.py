@@ -18,15 +18,12 @@ PULSE_S = 0.1
 
 
 def listeners(num_nodes: int) -> list[socket.socket]:
-    return [
-        socket.create_server((f"127.0.0.{node + 1}", 0)) for node in range(num_nodes)
-    ]
+    return [socket.create_server((f"127.0.0.{node + 1}", 0)) for node in range(num_nodes)]
 
 
 def peers_of(sockets: list[socket.socket]) -> list[Peer]:
     return [
-        Peer(node, f"host-{node}", *listener.getsockname())
-        for node, listener in enumerate(sockets)
+        Peer(node, f"host-{node}", *listener.getsockname()) for node, listener in enumerate(sockets)
     ]
 
 
@@ -35,23 +32,14 @@ class Node:
     hears."""
 
     def __init__(
-        self,
-        me: int,
-        peers: list[Peer],
-        listener: socket.socket,
-        *,
-        secret: bytes = SECRET,
+        self, me: int, peers: list[Peer], listener: socket.socket, *, secret: bytes = SECRET
     ) -> None:
         self.me = me
         self.peers = peers
         self.listener = listener
         # As a sidecar has it: the rank that started it keeps the socket itself.
         self.network = SidecarNetwork(
-            me=me,
-            peers=peers,
-            secret=secret,
-            on_message=self._take,
-            listener=listener.dup(),
+            me=me, peers=peers, secret=secret, on_message=self._take, listener=listener.dup()
         )
         self.heard: dict[int, list[dict[str, Any]]] = {}
         self.pulsing: asyncio.Task[None] | None = None
@@ -78,8 +66,7 @@ class Node:
         while True:
             for peer in self.peers:
                 self.network.send(
-                    peer.node,
-                    {"from": self.me, "heartbeat_age_s": self.network.heartbeat_ages()},
+                    peer.node, {"from": self.me, "heartbeat_age_s": self.network.heartbeat_ages()}
                 )
             await asyncio.sleep(PULSE_S)
 
@@ -102,9 +89,7 @@ async def nodes(num_nodes: int) -> AsyncIterator[list[Node]]:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def until(
-    condition: Callable[[], object], what: str, *, timeout_s: float = 20.0
-) -> None:
+async def until(condition: Callable[[], object], what: str, *, timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what
@@ -116,9 +101,7 @@ async def until_all_talk(all_nodes: list[Node]) -> None:
     before = {(a.me, b): a.num_heard(b) for a in all_nodes for b in a.network.peers}
 
     def all_more() -> bool:
-        return all(
-            a.num_heard(b) > before[a.me, b] for a in all_nodes for b in a.network.peers
-        )
+        return all(a.num_heard(b) > before[a.me, b] for a in all_nodes for b in a.network.peers)
 
     await until(
         all_more,

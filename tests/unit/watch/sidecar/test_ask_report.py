@@ -32,9 +32,7 @@ def wait_in_a_collective(folder: Path) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     if rank == 1:
         os.mkfifo(folder / "rank-00001.ask")
-        threading.Thread(
-            target=answer_when_it_waits, args=(folder,), daemon=True
-        ).start()
+        threading.Thread(target=answer_when_it_waits, args=(folder,), daemon=True).start()
     distributed.init_process_group("gloo")
     for size in (2, 3):
         distributed.all_reduce(torch.ones(size, 4))
@@ -60,15 +58,9 @@ def test_the_latest_collectives_of_a_rank_that_waits(tmp_path: Path) -> None:
     assert answer["before"] == {"workers": []}, "there was no group yet"
     assert answer["answers"] is True
     assert answer["collectives"] == (
-        Collective(
-            group="default_pg", number=1, op="all_reduce", sizes=((2, 4),), is_done=True
-        ),
-        Collective(
-            group="default_pg", number=2, op="all_reduce", sizes=((3, 4),), is_done=True
-        ),
-        Collective(
-            group="default_pg", number=3, op="all_reduce", sizes=((5,),), is_done=False
-        ),
+        Collective(group="default_pg", number=1, op="all_reduce", sizes=((2, 4),), is_done=True),
+        Collective(group="default_pg", number=2, op="all_reduce", sizes=((3, 4),), is_done=True),
+        Collective(group="default_pg", number=3, op="all_reduce", sizes=((5,),), is_done=False),
     )
 
 
@@ -92,35 +84,19 @@ def test_groups_and_backends_are_distinguished() -> None:
     default = ("0", "default_pg")
     unnamed_group = ("1", "undefined")
     entries = [
-        entry(n, "nccl:all_reduce", default, state="completed", retired=False)
-        for n in range(1, 40)
+        entry(n, "nccl:all_reduce", default, state="completed", retired=False) for n in range(1, 40)
     ]
     entries += [
         entry(40, "nccl:broadcast", default, state="started", retired=False),
         entry(41, "gloo:all_reduce", default, state="scheduled", retired=True),
         entry(42, "gloo:barrier", unnamed_group, state="scheduled", retired=False),
-        entry(
-            43, "nccl:_all_gather_base", unnamed_group, state="scheduled", retired=False
-        ),
-        entry(
-            44,
-            "nccl:_reduce_scatter_base",
-            unnamed_group,
-            state="scheduled",
-            retired=False,
-        ),
-        {
-            **entry(45, "nccl:send", unnamed_group, state="scheduled", retired=False),
-            "is_p2p": True,
-        },
+        entry(43, "nccl:_all_gather_base", unnamed_group, state="scheduled", retired=False),
+        entry(44, "nccl:_reduce_scatter_base", unnamed_group, state="scheduled", retired=False),
+        {**entry(45, "nccl:send", unnamed_group, state="scheduled", retired=False), "is_p2p": True},
     ]
     records = latest_collectives(reversed(entries))
-    assert [record["number"] for record in records] == [
-        *range(41 - NUM_COLLECTIVES, 45)
-    ]
-    assert [
-        (record["group"], record["op"], record["is_done"]) for record in records[-6:]
-    ] == [
+    assert [record["number"] for record in records] == [*range(41 - NUM_COLLECTIVES, 45)]
+    assert [(record["group"], record["op"], record["is_done"]) for record in records[-6:]] == [
         ("default_pg of nccl", "all_reduce", True),
         ("default_pg of nccl", "broadcast", False),
         ("default_pg of gloo", "all_reduce", True),
@@ -142,25 +118,22 @@ def test_who_cannot_be_asked_and_who_does_not_answer(tmp_path: Path) -> None:
         (tmp_path / "rank-00003.report.json").write_text(
             '{"number": 255, "calls": [], "workers": [], "collectives": []}'
         )
-        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (
-            False,
-            SelfReport(),
-        ), "an old answer is none"
+        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), (
+            "an old answer is none"
+        )
         assert os.read(reader, 9) == b"\0"
         while True:
             try:
                 os.write(reader, b"\1" * 4096)
             except BlockingIOError:
                 break
-        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (
-            False,
-            SelfReport(),
-        ), "full of questions"
+        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), (
+            "full of questions"
+        )
         (tmp_path / "rank-00003.report.json").write_text("{")
-        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (
-            False,
-            SelfReport(),
-        ), "garbage"
+        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), (
+            "garbage"
+        )
     finally:
         os.close(reader)
 

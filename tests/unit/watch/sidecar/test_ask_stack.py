@@ -13,12 +13,7 @@ from pathlib import Path
 from drumline.base import processes
 from drumline.base.processes import state_of
 from drumline.watch.self_report import WORKER_SIGNAL
-from drumline.watch.sidecar.rank_process import (
-    ask_stack,
-    fatal_stack,
-    main_thread_stack,
-    shorten,
-)
+from drumline.watch.sidecar.rank_process import ask_stack, fatal_stack, main_thread_stack, shorten
 from tests.unit.watch.sidecar.conftest import StartRank, wait_until
 
 DUMP = """\
@@ -65,14 +60,9 @@ def test_without_a_thread_for_answers_the_main_thread_is_asked_and_not_in_the_ke
     (worker,) = processes.children(rank.pid)
     file = tmp_path / "rank-00003.stacks"
     wait_until(
-        lambda: (
-            "read" in Path(f"/proc/{worker}/wchan").read_text()
-            or state_of(worker) == "S"
-        )
+        lambda: "read" in Path(f"/proc/{worker}/wchan").read_text() or state_of(worker) == "S"
     )
-    assert asyncio.run(ask_stack(worker, file, signal=WORKER_SIGNAL))[0].endswith(
-        " in worker"
-    )
+    assert asyncio.run(ask_stack(worker, file, signal=WORKER_SIGNAL))[0].endswith(" in worker")
     size = file.stat().st_size
     assert asyncio.run(ask_stack(worker, file, signal=WORKER_SIGNAL))
     assert file.stat().st_size == size, "emptied before each question"
@@ -82,9 +72,7 @@ def test_without_a_thread_for_answers_the_main_thread_is_asked_and_not_in_the_ke
     wait_until(lambda: state_of(worker) == "D")
     assert asyncio.run(ask_stack(worker, file, signal=WORKER_SIGNAL)) == ()
     status = processes.read_status(worker)
-    assert (int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)) & 1 << (
-        WORKER_SIGNAL - 1
-    ) == 0
+    assert (int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)) & 1 << (WORKER_SIGNAL - 1) == 0
     (child,) = processes.children(worker)
     os.kill(child, signal.SIGKILL)
     wait_until(lambda: state_of(worker) == "S")
@@ -108,16 +96,12 @@ def test_the_last_stack_is_the_one_that_a_fatal_signal_left(tmp_path: Path) -> N
     assert fatal_stack(file) == ()
     file.write_text(DUMP)
     assert fatal_stack(file) == (), "an answer"
-    file.write_text(
-        f"{DUMP}Fatal Python error: Aborted\n\n{DUMP.replace('line 8', 'line 9')}"
-    )
+    file.write_text(f"{DUMP}Fatal Python error: Aborted\n\n{DUMP.replace('line 8', 'line 9')}")
     assert fatal_stack(file)[-1] == "job/train.py:9 in <module>"
 
 
 def test_paths_are_as_long_as_it_takes_to_find_the_file() -> None:
-    assert (
-        shorten("/usr/lib/python3.11/threading.py", "/job") == "python3.11/threading.py"
-    )
+    assert shorten("/usr/lib/python3.11/threading.py", "/job") == "python3.11/threading.py"
     assert shorten("/job/train.py", "/job/") == "train.py"
     assert shorten("/jobs/deep/train.py", "/job") == "deep/train.py"
     assert shorten("<string>", "") == "<string>"

@@ -43,11 +43,7 @@ class Ranks:
 
 
 def condition(
-    folder: Path,
-    ranks: Ranks,
-    *,
-    is_requested: bool = False,
-    has_lost_starter: bool = False,
+    folder: Path, ranks: Ranks, *, is_requested: bool = False, has_lost_starter: bool = False
 ) -> ExitCondition:
     (folder / "sidecar.pid").write_text(str(os.getpid()))
     exit_condition = ExitCondition(folder, cast(Any, ranks), cast(Any, ranks))
@@ -71,12 +67,7 @@ def condition(
         (Ranks(have_started=False), {}, False, False),
         (Ranks(have_started=False), {"is_requested": True}, False, False),
         (Ranks(have_started=False), {"has_lost_starter": True}, False, True),
-        (
-            Ranks(have_started=False),
-            {"has_lost_starter": True, "is_requested": True},
-            True,
-            True,
-        ),
+        (Ranks(have_started=False), {"has_lost_starter": True, "is_requested": True}, True, True),
     ],
 )
 def test_a_sidecar_ends_when_nothing_is_left_to_say(
@@ -96,13 +87,9 @@ def test_ranks_that_the_user_interrupts_need_no_report(
 ) -> None:
     options = options_of(tmp_path)
     ranks = LocalRanks(options)
-    network = cast(
-        Any, SimpleNamespace(heartbeat_ages=dict, open_s=lambda: 0.0, peers={})
-    )
+    network = cast(Any, SimpleNamespace(heartbeat_ages=dict, open_s=lambda: 0.0, peers={}))
     leader = Leader(options, ranks, network, cast(Any, None), lambda *_: None)
-    rank = RankState(
-        rank=0, host="node-a", pid=1, phase=Phase.FAILED, state="X", failure_kind=kind
-    )
+    rank = RankState(rank=0, host="node-a", pid=1, phase=Phase.FAILED, state="X", failure_kind=kind)
     ranks.state = replace(ranks.state, ranks=(rank,))
     (tmp_path / "sidecar.pid").write_text(str(os.getpid()))
     assert ExitCondition(tmp_path, ranks, leader).is_met(0.0) is at_once
@@ -209,15 +196,10 @@ def test_nodes_that_never_connected_are_a_warning_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     peers = [
-        Peer(number, f"node-{number}", f"10.0.0.{number}", 4000 + number)
-        for number in range(1, 7)
+        Peer(number, f"node-{number}", f"10.0.0.{number}", 4000 + number) for number in range(1, 7)
     ]
     network = SidecarNetwork(
-        me=0,
-        peers=peers,
-        secret=b"",
-        on_message=lambda node, message: None,
-        listener=None,
+        me=0, peers=peers, secret=b"", on_message=lambda node, message: None, listener=None
     )
     network._heard_at[6] = 0.0
     network._results[1] = "timed out"
@@ -236,9 +218,6 @@ def test_nodes_that_never_connected_are_a_warning_once(
         "the sidecar on node-a has no connection with node-1 (10.0.0.1 port 4001: timed out), "
         in warning
     )
-    assert (
-        "node-3 (10.0.0.3 port 4003) and 2 more: each side watches only its own ranks"
-        in warning
-    )
+    assert "node-3 (10.0.0.3 port 4003) and 2 more: each side watches only its own ranks" in warning
     assert "Try: let hosts reach each other on all TCP ports" in warning
     assert capsys.readouterr().err == f"drumline: {warning}\n"

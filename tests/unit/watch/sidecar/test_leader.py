@@ -14,8 +14,7 @@ from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 
 PEERS = tuple(
-    Peer(number, f"node-{number}", f"10.0.0.{number}", 4000 + number)
-    for number in (1, 2, 3)
+    Peer(number, f"node-{number}", f"10.0.0.{number}", 4000 + number) for number in (1, 2, 3)
 )
 
 
@@ -30,15 +29,9 @@ def leader_of_four(folder: Path) -> tuple[Leader, SidecarNetwork]:
         peers=PEERS,
     )
     network = SidecarNetwork(
-        me=0,
-        peers=PEERS,
-        secret=b"",
-        on_message=lambda node, message: None,
-        listener=None,
+        me=0, peers=PEERS, secret=b"", on_message=lambda node, message: None, listener=None
     )
-    return Leader(
-        options, LocalRanks(options), network, cast(Any, None), lambda *_: None
-    ), network
+    return Leader(options, LocalRanks(options), network, cast(Any, None), lambda *_: None), network
 
 
 def test_a_node_that_never_connected_is_not_a_lost_one(tmp_path: Path) -> None:
@@ -52,12 +45,9 @@ def test_a_node_that_never_connected_is_not_a_lost_one(tmp_path: Path) -> None:
     network._heard_at = {1: now - 0.3, 2: now - 3}
     network._results |= {2: "connection refused", 3: "no answer"}
     cluster = leader.cluster()
-    assert [(node.host, node.answer) for node in cluster.lost] == [
-        ("node-2", Answer.REFUSED)
-    ]
+    assert [(node.host, node.answer) for node in cluster.lost] == [("node-2", Answer.REFUSED)]
     ((host, how, answer, up_s),) = [
-        (node.host, node.how, node.answer, node.no_heartbeat_s)
-        for node in cluster.never_seen
+        (node.host, node.how, node.answer, node.no_heartbeat_s) for node in cluster.never_seen
     ]
     assert (host, how, answer) == ("node-3", "no answer", Answer.NONE)
     assert 4 <= up_s < 10, "there was no time to hear it before"

@@ -39,9 +39,7 @@ for change, expected in (
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_an_interface_that_is_down_has_no_carrier_or_is_gone() -> None:
-    subprocess.run(
-        [tool("unshare"), "--net", sys.executable, "-c", SCRIPT, tool("ip")], check=True
-    )
+    subprocess.run([tool("unshare"), "--net", sys.executable, "-c", SCRIPT, tool("ip")], check=True)
 
 
 def test_nothing_is_wrong_with_what_works() -> None:

@@ -45,9 +45,7 @@ def inspected(observer: RankObserver) -> RankState:
     return state
 
 
-def test_a_rank_that_sleeps_in_its_dataset(
-    start_rank: StartRank, tmp_path: Path
-) -> None:
+def test_a_rank_that_sleeps_in_its_dataset(start_rank: StartRank, tmp_path: Path) -> None:
     observer = observer_of(tmp_path)
     assert observer.observe(time.monotonic()) is None, "there is no heartbeat yet"
     assert inspected(observer).pid == 0
@@ -69,10 +67,7 @@ def test_a_rank_that_sleeps_in_its_dataset(
     close = inspected(observer)
     assert (close.answers, close.collectives) == (True, ())
     line = len(Path(tmp_path / "job.py").read_text().splitlines())
-    assert close.stack == (
-        f"job.py:{line - 1} in __getitem__",
-        f"job.py:{line} in <module>",
-    )
+    assert close.stack == (f"job.py:{line - 1} in __getitem__", f"job.py:{line} in <module>")
     assert inspected(observer).stack == close.stack, (
         "the file is begun again, and the sleep was not cut short"
     )
@@ -96,9 +91,7 @@ def test_the_observer_counts_every_step_once(tmp_path: Path) -> None:
     assert times.longest[0].step == 25
 
 
-def test_a_rank_that_is_stopped_is_not_signalled(
-    start_rank: StartRank, tmp_path: Path
-) -> None:
+def test_a_rank_that_is_stopped_is_not_signalled(start_rank: StartRank, tmp_path: Path) -> None:
     rank = start_rank("say('ready')\nwait_forever()\n")
     observer = observer_of(tmp_path)
     os.kill(rank.pid, signal.SIGSTOP)
@@ -112,9 +105,9 @@ def test_a_rank_that_is_stopped_is_not_signalled(
     wait_until(lambda: state_seen(observer).state == "S")
     assert state_seen(observer).state_s < close.state_s + 5
     assert inspected(observer).answers is True
-    assert (
-        json.loads((tmp_path / "rank-00003.report.json").read_text())["number"] == 1
-    ), "asked once"
+    assert json.loads((tmp_path / "rank-00003.report.json").read_text())["number"] == 1, (
+        "asked once"
+    )
     # One that was stopped together with who looks at it has not been seen to be stopped all the
     # while.
     os.kill(rank.pid, signal.SIGSTOP)
@@ -140,10 +133,7 @@ def test_a_rank_that_answers_reports_its_own_stack_and_is_not_signalled(
     wait_until(lambda: inspected(observer).stack[0].endswith(" in wait_forever"))
     for _ in range(20):
         close = inspected(observer)
-        assert (close.answers, close.stack[0].rpartition(" in ")[2]) == (
-            True,
-            "wait_forever",
-        )
+        assert (close.answers, close.stack[0].rpartition(" in ")[2]) == (True, "wait_forever")
     assert (tmp_path / "rank-00003.stacks").read_bytes() == b""
     assert rank.poll() is None
 
@@ -156,9 +146,7 @@ def test_a_rank_with_pythons_lock_held_shows_its_stack_and_does_not_answer(
     )
     observer = observer_of(tmp_path)
     # Before that it still runs, and would be asked itself.
-    wait_until(
-        lambda: (facts := state_seen(observer)).state == "S" and facts.state_s > 0.3
-    )
+    wait_until(lambda: (facts := state_seen(observer)).state == "S" and facts.state_s > 0.3)
     assert inspected(observer).answers is False
     close = inspected(observer)
     assert close.stack[0].endswith(" in sleeps_in_c")
@@ -181,9 +169,7 @@ def test_a_rank_that_hangs_in_the_kernel(start_rank: StartRank, tmp_path: Path) 
     assert state_seen(observer).state == "D"
     close = inspected(observer)
     assert (close.state, close.answers) == ("D", True)
-    assert close.stack[0].endswith(" in hang"), (
-        "another thread answers for one in the kernel"
-    )
+    assert close.stack[0].endswith(" in hang"), "another thread answers for one in the kernel"
 
 
 @pytest.mark.slow
@@ -222,12 +208,8 @@ def test_only_workers_of_the_loader_that_it_waits_for_are_workers(
         "next(batches)\n"
     )
     observer = observer_of(tmp_path)
-    wait_until(
-        lambda: any("_try_get_data" in frame for frame in inspected(observer).stack)
-    )
-    first, second = sorted(
-        int(path.name.partition("-")[2]) for path in tmp_path.glob("worker-*")
-    )
+    wait_until(lambda: any("_try_get_data" in frame for frame in inspected(observer).stack))
+    first, second = sorted(int(path.name.partition("-")[2]) for path in tmp_path.glob("worker-*"))
     assert len(processes.children(rank.pid)) == 5
     os.kill(second, signal.SIGSTOP)
     wait_until(lambda: state_of(second) == "T")
@@ -250,9 +232,7 @@ def test_only_workers_of_the_loader_that_it_waits_for_are_workers(
 
 def check_that_a_worker_in_fork_is_not_signalled(observer: RankObserver) -> None:
     """A signal would wake it from the pause, as it ended the one that waited for Python's lock."""
-    wait_until(
-        lambda: any("_try_get_data" in frame for frame in inspected(observer).stack)
-    )
+    wait_until(lambda: any("_try_get_data" in frame for frame in inspected(observer).stack))
     (first,), (later,) = inspected(observer).workers, inspected(observer).workers
     assert (
         (first.pid, first.state, first.stack)
@@ -266,9 +246,7 @@ def check_that_a_worker_in_fork_is_not_signalled(observer: RankObserver) -> None
 def test_cpu_time_includes_descendants_when_a_rank_makes_no_progress(
     start_rank: StartRank, tmp_path: Path
 ) -> None:
-    start_rank(
-        "if os.fork() == 0:\n    while True: pass\nsay('ready')\nwait_forever()\n"
-    )
+    start_rank("if os.fork() == 0:\n    while True: pass\nsay('ready')\nwait_forever()\n")
     observer = observer_of(tmp_path)
     state_seen(observer)
     readings: list[float] = []
@@ -289,9 +267,7 @@ def test_cpu_time_includes_descendants_when_a_rank_makes_no_progress(
 
 
 @pytest.mark.slow
-def test_cpu_is_measured_over_an_interval(
-    start_rank: StartRank, tmp_path: Path
-) -> None:
+def test_cpu_is_measured_over_an_interval(start_rank: StartRank, tmp_path: Path) -> None:
     """A rank that gets the CPU now and then, as on a busy machine; a look may find it without."""
     start_rank(
         "say('ready')\n"
@@ -312,12 +288,8 @@ def test_cpu_is_measured_over_an_interval(
     assert min(readings) > 0.03, readings
 
 
-def test_a_rank_that_computes_and_one_that_reads(
-    start_rank: StartRank, tmp_path: Path
-) -> None:
-    start_rank(
-        "say('ready')\nsys.stdin.read(1)\nwhile True:\n    open('/proc/self/stat').read()\n"
-    )
+def test_a_rank_that_computes_and_one_that_reads(start_rank: StartRank, tmp_path: Path) -> None:
+    start_rank("say('ready')\nsys.stdin.read(1)\nwhile True:\n    open('/proc/self/stat').read()\n")
     observer = observer_of(tmp_path)
     state_seen(observer)
     for _ in range(6):  # until it counts as one that stands still
@@ -373,9 +345,7 @@ def test_a_rank_that_waits_on_a_crowded_machine_is_not_busy(
         states.append(state_seen(observer))
     assert not any(state.is_starved for state in states[10:])
     if "PyDLL" in body:
-        assert inspected(observer).answers is False, (
-            "it holds the GIL, and would have had a CPU"
-        )
+        assert inspected(observer).answers is False, "it holds the GIL, and would have had a CPU"
         assert not state_seen(observer).is_starved
 
 
@@ -390,16 +360,13 @@ def test_how_a_rank_ended(start_rank: StartRank, tmp_path: Path) -> None:
     wait_until(lambda: state_seen(observer).state == "Z")
     assert state_seen(observer).exit == -signal.SIGSEGV
     rank.wait()
-    assert (state_seen(observer).state, state_seen(observer).exit) == (
-        "X",
-        -signal.SIGSEGV,
-    ), "remembered from before"
+    assert (state_seen(observer).state, state_seen(observer).exit) == ("X", -signal.SIGSEGV), (
+        "remembered from before"
+    )
     close = inspected(observer)
     assert (close.state, close.answers, close.memory) == ("X", None, "")
     # It may still be on its way out of the line that said that it is ready.
-    assert close.stack[0].endswith((" in wait_forever", " in say")), (
-        "where a fatal signal met it"
-    )
+    assert close.stack[0].endswith((" in wait_forever", " in say")), "where a fatal signal met it"
     unseen = state_seen(observer_of(tmp_path))
     assert (unseen.state, unseen.exit) == ("X", None), "nobody knows how"
     (tmp_path / "exit-00003").write_text("-11\n")
@@ -437,9 +404,7 @@ def test_a_rank_that_its_launcher_killed_after_the_grace_period(
     )
 
 
-def test_a_rank_that_its_launcher_asked_to_exit(
-    start_rank: StartRank, tmp_path: Path
-) -> None:
+def test_a_rank_that_its_launcher_asked_to_exit(start_rank: StartRank, tmp_path: Path) -> None:
     watch = WatchFolder.__new__(WatchFolder)
     watch.current = tmp_path
     watch._written = set()
@@ -458,9 +423,7 @@ def test_a_rank_that_its_launcher_asked_to_exit(
     assert not state_seen(observer).asked_to_exit, "it had exited before"
 
 
-def test_a_rank_that_is_killed_at_once_by_drumline(
-    start_rank: StartRank, tmp_path: Path
-) -> None:
+def test_a_rank_that_is_killed_at_once_by_drumline(start_rank: StartRank, tmp_path: Path) -> None:
     watch = WatchFolder.__new__(WatchFolder)
     watch.current = tmp_path
     rank = start_rank("say('ready')\nwait_forever()\n")
@@ -491,17 +454,11 @@ def test_an_exit_code_and_a_last_line(start_rank: StartRank, tmp_path: Path) -> 
     observer = observer_of(tmp_path)
     wait_until(lambda: state_seen(observer).state == "Z")
     facts = inspected(observer)
-    assert (facts.exit, facts.failure, facts.phase) == (
-        3,
-        "ValueError: no",
-        Phase.FAILED,
-    )
+    assert (facts.exit, facts.failure, facts.phase) == (3, "ValueError: no", Phase.FAILED)
     rank.wait()
 
 
-def test_a_rank_that_vanishes_while_it_is_looked_at(
-    start_rank: StartRank, tmp_path: Path
-) -> None:
+def test_a_rank_that_vanishes_while_it_is_looked_at(start_rank: StartRank, tmp_path: Path) -> None:
     rank = start_rank("ctypes.PyDLL(None).system(b'echo ready; sleep 600')\n")
     observer = observer_of(tmp_path)
     state_seen(observer)
@@ -527,9 +484,7 @@ def test_a_host_on_which_processes_start_slowly_is_known() -> None:
         "import sys, time; time.sleep({}); from drumline.watch.sidecar.local_ranks import start_slowdown; "
         "print(start_slowdown(), time.process_time())"
     )
-    usual, _ = map(
-        float, subprocess.check_output([sys.executable, "-c", code.format(0)]).split()
-    )
+    usual, _ = map(float, subprocess.check_output([sys.executable, "-c", code.format(0)]).split())
     assert usual >= 1.0
     late, cpu_s = map(
         float, subprocess.check_output([sys.executable, "-c", code.format(2)]).split()

@@ -15,15 +15,7 @@ from drumline.config.rules import metrics_endpoint
 from drumline.watch.heartbeat import Phase
 from drumline.watch.sidecar import metrics_server
 from drumline.watch.sidecar.prometheus_metrics import METRICS, PREFIX
-from tests.metrics_node import (
-    LIMIT_S,
-    ServedNode,
-    ask,
-    parsed,
-    scrape,
-    value,
-    write_events,
-)
+from tests.metrics_node import LIMIT_S, ServedNode, ask, parsed, scrape, value, write_events
 from tests.ranks import free_port
 
 
@@ -51,9 +43,7 @@ def test_heartbeats_are_read_when_they_are_scraped(node: ServedNode) -> None:
     assert value(figures, "rank_up", rank=1) == 1
     assert value(figures, "heartbeat_age_seconds", rank=1) < LIMIT_S
     assert value(figures, "phase_seconds_total", rank=1, phase="start") > 0
-    assert value(figures, "restarts_total") == 2, (
-        "the folder is that of the third start"
-    )
+    assert value(figures, "restarts_total") == 2, "the folder is that of the third start"
 
 
 def test_the_run_folder_has_the_rest(node: ServedNode, run: Path) -> None:
@@ -63,18 +53,10 @@ def test_the_run_folder_has_the_rest(node: ServedNode, run: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "manifest.json").touch()
     os.utime(newest / "manifest.json", (time.time() - 60,) * 2)
-    train = {
-        "kind": "train",
-        "loss": 0.5,
-        "samples_per_s": 8000,
-        "tokens_per_s": None,
-        "mfu": 0.4,
-    }
+    train = {"kind": "train", "loss": 0.5, "samples_per_s": 8000, "tokens_per_s": None, "mfu": 0.4}
     write_events(events / "rank-00000.jsonl", {"kind": "mirrored", "newest": 20}, train)
     write_events(
-        events / "watch.jsonl",
-        {"kind": "hang", "cause": "stopped"},
-        {"kind": "straggler"},
+        events / "watch.jsonl", {"kind": "hang", "cause": "stopped"}, {"kind": "straggler"}
     )
 
     figures = parsed(scrape(node.port()))
@@ -95,9 +77,7 @@ def test_the_run_folder_has_the_rest(node: ServedNode, run: Path) -> None:
     assert math.isnan(value(parsed(scrape(node.port())), "loss"))
 
 
-def test_storage_that_hangs_does_not_hold_the_answer_up(
-    node: ServedNode, run: Path
-) -> None:
+def test_storage_that_hangs_does_not_hold_the_answer_up(node: ServedNode, run: Path) -> None:
     events = run / "events" / "rank-00000.jsonl"
     events.parent.mkdir(parents=True)
     os.mkfifo(events)  # a reader waits for ever, as on a dead NFS server
@@ -118,9 +98,7 @@ def test_every_sample_is_of_a_declared_metric(node: ServedNode) -> None:
         ("POST /metrics HTTP/1.1", "405"), ("\x00\xff", "405"),
     ],
 )  # fmt: skip
-def test_nothing_else_is_answered(
-    node: ServedNode, request_line: str, status: str
-) -> None:
+def test_nothing_else_is_answered(node: ServedNode, request_line: str, status: str) -> None:
     request = f"{request_line}\r\nHost: localhost:9464\r\n\r\n".encode("latin-1")
     assert ask(node.port(), request).split()[1].decode() == status
 
@@ -163,9 +141,7 @@ def test_an_endpoint_is_a_port_or_an_address_with_one(
 
 
 @pytest.mark.parametrize("endpoint", ["192.0.2.1:9464", "[2001:db8::1]:9464"])
-def test_an_address_of_another_host_is_reported_at_once(
-    tmp_path: Path, endpoint: str
-) -> None:
+def test_an_address_of_another_host_is_reported_at_once(tmp_path: Path, endpoint: str) -> None:
     node = ServedNode(tmp_path, endpoint)
     try:
         end = time.monotonic() + LIMIT_S

@@ -83,23 +83,16 @@ def test_reports_leave_room_for_heartbeats(tmp_path: Path) -> None:
             _transport(line).pause_reading()
             # The kernel would take megabytes.
             sending = _transport(zero.network._connections[1])
-            sending.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_SNDBUF, 65536
-            )
+            sending.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
             for rank in range(3):
                 write(tmp_path, rank, "x" * long)
             for _ in range(20):
                 list(reports.update(zero.network))
-                assert zero.network.send(1, {"kind": "heartbeat"}), (
-                    "a heartbeat was refused"
-                )
+                assert zero.network.send(1, {"kind": "heartbeat"}), "a heartbeat was refused"
                 assert sending.get_write_buffer_size() < 1.5 * long
             _transport(line).resume_reading()
             await until(
-                lambda: (
-                    list(reports.update(zero.network))
-                    or len(reports_received(one)) == 3
-                ),
+                lambda: list(reports.update(zero.network)) or len(reports_received(one)) == 3,
                 "not all reports came",
             )
             assert sorted(reports_received(one)) == [(rank, long) for rank in range(3)]

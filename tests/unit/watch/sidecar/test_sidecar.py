@@ -58,12 +58,7 @@ class Run:
 
     def _start(self, rank: int, on_hang: str, screen: Any) -> subprocess.Popen[bytes]:
         script_watch = {"run": str(self.folder), "on_hang": on_hang, "hang_s": 60}
-        place = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": 2,
-            "LOCAL_WORLD_SIZE": 2,
-        }
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
         variables = {
             "DRUMLINE_WATCH_DIR": str(self.watch),
             "DRUMLINE_SCRIPT_WATCH": json.dumps(script_watch),
@@ -107,9 +102,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def is_alive(pid: int) -> bool:
     try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        )
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
@@ -127,9 +120,7 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
 
 
 @pytest.mark.slow
-def test_a_healthy_run_gets_no_message_about_its_sidecar_not_even_when_that_dies(
-    run: Run,
-) -> None:
+def test_a_healthy_run_gets_no_message_about_its_sidecar_not_even_when_that_dies(run: Run) -> None:
     first = run.sidecar()
     os.kill(first, signal.SIGKILL)
     wait_for(lambda: run.sidecar() != first)
@@ -145,9 +136,7 @@ def test_a_healthy_run_gets_no_message_about_its_sidecar_not_even_when_that_dies
     assert not (run.folder / "diagnoses").exists()
 
 
-def test_a_stopped_rank_is_named_and_the_run_is_ended_by_the_next_sidecar_too(
-    run: Run,
-) -> None:
+def test_a_stopped_rank_is_named_and_the_run_is_ended_by_the_next_sidecar_too(run: Run) -> None:
     os.kill(run.ranks[1].pid, signal.SIGSTOP)
     os.kill(run.sidecar(), signal.SIGKILL)
     assert [rank.wait(timeout=60) for rank in run.ranks] == [-signal.SIGKILL] * 2
@@ -157,17 +146,11 @@ def test_a_stopped_rank_is_named_and_the_run_is_ended_by_the_next_sidecar_too(
     assert "is stopped by a signal" in line
     assert f"kill -CONT {run.ranks[1].pid}" in line
     ruling = json.loads((run.watch / "diagnosis.json").read_text())
-    assert (ruling["alarm"], ruling["action"], ruling["was_printed"]) == (
-        "hang",
-        "restart",
-        True,
-    )
+    assert (ruling["alarm"], ruling["action"], ruling["was_printed"]) == ("hang", "restart", True)
     ending = read_ending(run.watch)
     assert ending is not None
     assert (ending.by, ending.grace_s, ending.why) == ("watchdog", 0.0, ruling["what"])
-    (event,) = map(
-        json.loads, (run.folder / "events" / "watch.jsonl").read_text().splitlines()
-    )
+    (event,) = map(json.loads, (run.folder / "events" / "watch.jsonl").read_text().splitlines())
     assert (event["kind"], event["rank"], event["cause"], event["number"]) == (
         "hang",
         1,
@@ -204,6 +187,4 @@ def test_a_killed_rank_is_named_with_its_signal_and_its_step(run: Run) -> None:
     assert "SIGKILL" in line
     assert "step" in line
     furthest_step = int((run.watch / "furthest-step").read_text())
-    assert furthest_step >= int(line.partition("at step ")[2].partition(",")[0]), (
-        "for the launcher"
-    )
+    assert furthest_step >= int(line.partition("at step ")[2].partition(",")[0]), "for the launcher"

@@ -54,9 +54,7 @@ def test_lines_go_between_hubs_and_all_others() -> None:
     asyncio.run(run(), debug=True)
 
 
-def test_a_restarted_sidecar_reconnects_on_either_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_restarted_sidecar_reconnects_on_either_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "RETRY_S", 0.2)
 
     async def run() -> None:
@@ -77,8 +75,7 @@ def test_a_restarted_sidecar_reconnects_on_either_end(
         again = await Node(1, peers, sockets[1]).start()
         await until_all_talk([zero, again])
         await until(
-            lambda: one.network.connect_result(0),
-            "the older line was kept beside the newer one",
+            lambda: one.network.connect_result(0), "the older line was kept beside the newer one"
         )
         for each in (zero, one, again):
             await each.close()
@@ -88,9 +85,7 @@ def test_a_restarted_sidecar_reconnects_on_either_end(
     asyncio.run(run())
 
 
-def test_it_is_reported_how_a_node_is_unreachable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_is_reported_how_a_node_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("RETRY_S", 0.1),
         ("PROBE_AFTER_S", 0.3),
@@ -113,16 +108,14 @@ def test_it_is_reported_how_a_node_is_unreachable(
             for node in (0, 2):
                 await until(
                     lambda node=node: (
-                        one.network.connect_result(node)
-                        == "accepts connections but does not reply"
+                        one.network.connect_result(node) == "accepts connections but does not reply"
                     ),
                     f"node {node}: {one.network.connect_result(node)!r}",
                 )
             assert one.network.send(2, {}), "the line itself is still there"
             assert one.network.heartbeat_ages()[2] < 15
             await until(
-                lambda: not one.network.send(2, {}) or not one.network.send(0, {}),
-                "never broken",
+                lambda: not one.network.send(2, {}) or not one.network.send(0, {}), "never broken"
             )
             for each in silent:
                 await each.close()
@@ -130,9 +123,7 @@ def test_it_is_reported_how_a_node_is_unreachable(
     asyncio.run(run())
 
 
-def test_nobody_there_is_refused_and_never_heard(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nobody_there_is_refused_and_never_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "PROBE_AFTER_S", 0.2)
     monkeypatch.setattr(timing, "CHECK_S", 0.1)
 
@@ -143,9 +134,7 @@ def test_nobody_there_is_refused_and_never_heard(
             sockets[one].close()
         node = await Node(1, peers, sockets[1]).start()
         for peer in (0, 2):
-            await until(
-                lambda peer=peer: node.network.connect_result(peer), "nothing is said"
-            )
+            await until(lambda peer=peer: node.network.connect_result(peer), "nothing is said")
             assert node.network.connect_result(peer) == "connection refused"
         assert node.network.heartbeat_ages() == {}
         assert 0 < node.network.open_s() < 60
@@ -156,9 +145,7 @@ def test_nobody_there_is_refused_and_never_heard(
     asyncio.run(run())
 
 
-def test_a_full_connection_drops_messages_and_continues(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_full_connection_drops_messages_and_continues(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])
@@ -192,17 +179,14 @@ def test_a_full_connection_drops_messages_and_continues(
     asyncio.run(run())
 
 
-def test_an_error_in_what_takes_messages_breaks_no_line(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_error_in_what_takes_messages_breaks_no_line(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])
             line = one.network._connections[0]
             take, one.network._on_message = one.network._on_message, lambda *_: 1 / 0
             await until(
-                lambda: "a message of node 0 could not be handled" in caplog.text,
-                "not told",
+                lambda: "a message of node 0 could not be handled" in caplog.text, "not told"
             )
             one.network._on_message = take
             await until_all_talk([zero, one])
@@ -217,9 +201,7 @@ def test_closing_while_others_connect_leaves_nothing() -> None:
         for turns in range(12):  # of the event loop, between their calls and our end
             sockets = listeners(4)
             peers = peers_of(sockets)
-            four = [
-                await Node(me, peers, one).start() for me, one in enumerate(sockets)
-            ]
+            four = [await Node(me, peers, one).start() for me, one in enumerate(sockets)]
             for _ in range(turns):
                 await asyncio.sleep(0)
             for node in four:
@@ -254,8 +236,6 @@ def test_the_network_does_not_load_torch() -> None:
     module = "drumline.watch.sidecar.sidecar_network"
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
     assert (
-        subprocess.run(
-            [sys.executable, "-c", code], check=False, env=dict(os.environ)
-        ).returncode
+        subprocess.run([sys.executable, "-c", code], check=False, env=dict(os.environ)).returncode
         == 0
     )

@@ -57,9 +57,7 @@ def limited_group() -> Iterator[Path]:
 
 
 def start_eater(group: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", EATER], stdin=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", EATER], stdin=subprocess.PIPE, text=True)
     (group / "cgroup.procs").write_text(str(process.pid))
     return process
 
@@ -75,10 +73,7 @@ def test_a_process_that_the_kernel_kills_out_of_memory(limited_group: Path) -> N
         assert watch.evidence() == "the limit of 48 MiB of its control group"
         assert num_kills(limited_group) == 1
         if lines := kernel_lines(begin):
-            assert (
-                any(f"Killed process {eater.pid} " in line for line in lines)
-                or os.getuid() != 0
-            )
+            assert any(f"Killed process {eater.pid} " in line for line in lines) or os.getuid() != 0
             assert watch_of_other.evidence() == "", (
                 "of the same group, but not the one that was ended"
             )
@@ -94,8 +89,7 @@ def test_without_the_log_the_counter_is_used(
 ) -> None:
     """In a container the log may not be read, or has other numbers than ours."""
     monkeypatch.setattr(
-        "drumline.watch.sidecar.system_evidence.KERNEL_LOG",
-        "/dev/kmsg-that-may-not-be-read",
+        "drumline.watch.sidecar.system_evidence.KERNEL_LOG", "/dev/kmsg-that-may-not-be-read"
     )
     with start_eater(limited_group) as eater:
         watch = OutOfMemoryCheck(eater.pid)
@@ -109,9 +103,7 @@ def test_counters_and_limits_of_one_tree_for_all(tmp_path: Path) -> None:
     """As a host with control groups of version 2 has them."""
     inner = tmp_path / "job" / "rank"
     inner.mkdir(parents=True)
-    (inner / COUNTERS[0]).write_text(
-        "low 0\nhigh 0\nmax 7\noom 1\noom_kill 2\noom_group_kill 0\n"
-    )
+    (inner / COUNTERS[0]).write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 2\noom_group_kill 0\n")
     (inner / LIMITS[0]).write_text("max\n")
     (tmp_path / "job" / LIMITS[0]).write_text("536870912\n")
     assert num_kills(inner) == 2
@@ -124,9 +116,7 @@ def test_lines_of_other_programs_in_the_log_do_not_count() -> None:
     assert parse_log_record(
         b"3,17574,34833446646,-;Out of memory: Killed process 7 (python)\n SUBSYSTEM=x\n"
     ) == (34833446646, "Out of memory: Killed process 7 (python)")
-    assert parse_log_record(
-        b"12,339,5140900,-;Out of memory: Killed process 7 (python)\n"
-    ) == (
+    assert parse_log_record(b"12,339,5140900,-;Out of memory: Killed process 7 (python)\n") == (
         5140900,
         "",
     )

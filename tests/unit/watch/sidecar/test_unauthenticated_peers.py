@@ -20,13 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.net import connection, frames, handshake
-from drumline.net.connection import (
-    CROWDED,
-    LATE,
-    MAX_PENDING,
-    PeerConnection,
-    PendingConnections,
-)
+from drumline.net.connection import CROWDED, LATE, MAX_PENDING, PeerConnection, PendingConnections
 from drumline.net.frames import FrameError, Message, Session
 from drumline.net.handshake import Agreed, nonce
 from drumline.watch.sidecar import sidecar_network as timing
@@ -45,14 +39,7 @@ from tests.unit.watch.sidecar.networks import (
 def hello(**changes: Any) -> bytes:
     return (
         json.dumps(
-            {
-                "drumline": "watch",
-                "node": 1,
-                "to": 0,
-                "nonce": nonce(),
-                "secret": True,
-                **changes,
-            }
+            {"drumline": "watch", "node": 1, "to": 0, "nonce": nonce(), "secret": True, **changes}
         ).encode()
         + b"\n"
     )
@@ -107,17 +94,13 @@ def test_junk_is_cut_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
                     assert b"proof" not in answer
                     writer.close()
                 await until(
-                    lambda b=before, w=why: zero.network.refused[w] == b + 1,
-                    f"{junk!r}: not {why}",
+                    lambda b=before, w=why: zero.network.refused[w] == b + 1, f"{junk!r}: not {why}"
                 )
             assert set(zero.network.refused) == set(JUNK.values())
             assert caplog.text.count("was closed") == len(set(JUNK.values())), (
                 "an unknown client cannot fill the log"
             )
-            assert (
-                "a connection with 127.0.0.1 was closed: not a JSON object"
-                in caplog.text
-            )
+            assert "a connection with 127.0.0.1 was closed: not a JSON object" in caplog.text
             await until_all_talk([zero, one])
             assert zero.network._connections[1] is line
 
@@ -152,10 +135,7 @@ words = st.dictionaries(
 def test_no_message_of_an_unauthenticated_client_is_accepted(
     first: dict[str, Any], second: dict[str, Any]
 ) -> None:
-    for one in (
-        handshake.answer(SECRET, "watch", 0, {1}),
-        handshake.dial(SECRET, "watch", 1, 0),
-    ):
+    for one in (handshake.answer(SECRET, "watch", 0, {1}), handshake.dial(SECRET, "watch", 1, 0)):
         next(one)
         with pytest.raises(FrameError):
             one.send(first), one.send(second)
@@ -166,9 +146,7 @@ def test_another_secret_is_refused_by_both_ends(
 ) -> None:
     monkeypatch.setattr(timing, "RETRY_S", 0.1)
 
-    async def pretend(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Listens where node 0 should, and knows all but the secret: it sends back what it was
         sent."""
         await reader.readline()
@@ -193,9 +171,7 @@ def test_another_secret_is_refused_by_both_ends(
         liar = await asyncio.start_server(pretend, "127.0.0.1", 0)
         port = liar.sockets[0].getsockname()[1]
         node = await Node(1, [Peer(0, "liar", "127.0.0.1", port)], sockets[1]).start()
-        await until(
-            lambda: node.network.refused[handshake.WRONG_SECRET] > 1, "believed"
-        )
+        await until(lambda: node.network.refused[handshake.WRONG_SECRET] > 1, "believed")
         assert node.network.connect_result(0) == handshake.WRONG_SECRET
         assert not node.heard
         liar.close()
@@ -227,21 +203,14 @@ class Middle:
         self.meddle: Meddle | None = None
         self.recorded: list[bytes] = []
 
-    async def carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        onward, away = await asyncio.open_connection(
-            self.target.address, self.target.port
-        )
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward, away = await asyncio.open_connection(self.target.address, self.target.port)
         back = asyncio.create_task(self._carry(onward, writer, None))
         await self._carry(reader, away, self)
         await back
 
     async def _carry(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        middle: Middle | None,
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, middle: Middle | None
     ) -> None:
         with contextlib.suppress(OSError):
             while line := await reader.readline():
@@ -288,9 +257,7 @@ def test_lines_cannot_be_changed_repeated_left_out_or_added_on_the_way(
                     f"{name}: taken",
                 )
             await until_all_talk([zero, one])
-            assert all(
-                set(message) == {"from", "heartbeat_age_s"} for message in zero.heard[1]
-            )
+            assert all(set(message) == {"from", "heartbeat_age_s"} for message in zero.heard[1])
             # All of an earlier conversation, again: the listener's number is another one now.
             reader, writer = await asyncio.open_connection(
                 zero.peers[0].address, zero.peers[0].port
@@ -306,9 +273,7 @@ def test_lines_cannot_be_changed_repeated_left_out_or_added_on_the_way(
     asyncio.run(run())
 
 
-async def join(
-    peer: Peer,
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Session]:
+async def join(peer: Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Session]:
     """As node 1, with the secret."""
     reader, writer = await asyncio.open_connection(peer.address, peer.port)
     dialled = handshake.dial(SECRET, "watch", 1, 0)
@@ -323,9 +288,7 @@ async def join(
 
 
 def sealed(session: Session, text: bytes) -> bytes:
-    line = (
-        frames._seal(session._send_key, session._num_sent, text) + b" " + text + b"\n"
-    )
+    line = frames._seal(session._send_key, session._num_sent, text) + b" " + text + b"\n"
     session._num_sent += 1
     return line
 
@@ -359,9 +322,7 @@ def test_one_that_knows_the_secret_is_cut_off_too_for_what_is_no_message() -> No
             writer.close()
         reader, writer, session = await join(me)
         writer.write(session.encode({"fine": True}))
-        await until(
-            lambda: zero.heard == {1: [{"fine": True}]}, "what is right is not taken"
-        )
+        await until(lambda: zero.heard == {1: [{"fine": True}]}, "what is right is not taken")
         writer.close()
         await zero.close()
         listener.close()
@@ -376,9 +337,7 @@ def test_a_flood_does_not_keep_nodes_out() -> None:
     owner = Node(0, peers_of([listener]), listener).network
 
     def line(address: str) -> PeerConnection:
-        made = PeerConnection(
-            owner, handshake.answer(SECRET, "watch", 0, {1}), is_ours=False
-        )
+        made = PeerConnection(owner, handshake.answer(SECRET, "watch", 0, {1}), is_ours=False)
         made.address = address
         return made
 
@@ -417,9 +376,7 @@ def test_without_file_descriptors_new_callers_wait_and_open_connections_continue
                 os.close(lowest_free)
                 resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
                 try:
-                    await asyncio.get_running_loop().sock_connect(
-                        call, zero.listener.getsockname()
-                    )
+                    await asyncio.get_running_loop().sock_connect(call, zero.listener.getsockname())
                     await until(lambda: acceptor._pause, "it was taken without a file")
                     await until_all_talk([zero, one])
                 finally:
