@@ -1,0 +1,17 @@
+# docker run --gpus '"device=4,5,6,7"' --ipc=host -e NPROC=4 -v /data:/data trainer
+FROM pytorch/pytorch:2.4.1-cuda12.4-cudnn9-runtime
+
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends git libgl1 \
+ && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /app
+COPY requirements.txt .
+RUN pip install --no-cache-dir -r requirements.txt
+COPY src/ ./src/
+
+ENV NPROC=gpu \
+    OMP_NUM_THREADS=4 \
+    PYTHONUNBUFFERED=1
+
+CMD exec torchrun --standalone --nproc_per_node=${NPROC} src/train.py --data /data --epochs 30
