@@ -96,7 +96,7 @@ MUTANTS = [
     Mutant(
         what="the live report answers any path",
         file="drumline/report/live_server.py",
-        code="not hmac.compare_digest(\n            requested_path, self.server.hidden_path.encode()\n        )",
+        code="not hmac.compare_digest(requested_path, self.server.hidden_path.encode())",
         instead="False",
         tests=DOORS,
     ),

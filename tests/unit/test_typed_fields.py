@@ -50,7 +50,6 @@ FOREIGN = {
     "socket:": "the kernel",
     "gloo:": "torch's profiler",
     "rsync: (command )?not found": "the shell",
-    "Resource creation cancelled": "CloudFormation",
     "sufficient .*capacity|no Spot capacity|InsufficientInstanceCapacity|UnfulfillableCapacity": "EC2",
     "# Written by `drumline launch --slurm`.": "the first line of a file of ours, to know it again",
 }
