@@ -6,7 +6,6 @@ are off in the profiled steps, and in half of those before, which shows what the
 from __future__ import annotations
 
 import sys
-import threading
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -39,8 +38,8 @@ class SlowModes:
         self._anomaly: AnomalyMode
         """As the user's code has set it."""
         self._is_silent = False
-        self._silenced: list[SilencedTracer] = []
-        """Those that were on at `silence`."""
+        self._turn_on: list[Callable[[], object]] = []
+        """The tracers that were on at `silence`."""
 
     def observe(self) -> None:
         """Also a mode that is only on inside of a step is seen."""
@@ -71,11 +70,10 @@ class SlowModes:
         self._is_silent = True
         ANOMALY_CALLS["set_anomaly_enabled"](False)
         if tracer := sys.gettrace():
-            turn_on = partial(sys.settrace, tracer)
+            self._turn_on.append(partial(sys.settrace, tracer))
             sys.settrace(None)
-            self._silenced.append(SilencedTracer(sys, "settrace", turn_on))
         if follower := sys.getprofile():
-            self._silenced.append(_silence_follower(follower))
+            self._turn_on.append(_end_following(follower))
 
     def resume(self) -> None:
         """The modes are as the user's code has left them, and torch is as before `observe`."""
@@ -84,9 +82,9 @@ class SlowModes:
         if self._is_silent:
             torch.set_anomaly_enabled(*self._anomaly)
             self._is_silent = False
-        for silenced in self._silenced:
-            silenced.resume()
-        self._silenced.clear()
+        for turn_on in self._turn_on:
+            turn_on()
+        self._turn_on.clear()
 
     def _set_anomaly(self, is_on: bool, check_nan: bool = True) -> None:
         self._anomaly = AnomalyMode(is_on, check_nan)
@@ -96,36 +94,13 @@ class SlowModes:
             ANOMALY_CALLS["set_anomaly_enabled"](is_on, check_nan)
 
 
-class SilencedTracer:
-    """A tracer that is off until `resume`, unless the user's code turns it off itself meanwhile."""
-
-    def __init__(self, owner: Any, name: str, turn_on: Callable[[], object]) -> None:
-        """`owner.name`: the function with which the user's code turns it off."""
-        self._owner = owner
-        self._name = name
-        self._turn_on = turn_on
-        self._set = getattr(owner, name)
-        self._thread = threading.get_ident()
-        setattr(owner, name, self._set_later)
-
-    def _set_later(self, *arguments: Any) -> None:
-        if threading.get_ident() != self._thread:  # tracers are those of a thread
-            self._set(*arguments)
-        else:
-            self._turn_on = partial(self._set, *arguments)
-
-    def resume(self) -> None:
-        setattr(self._owner, self._name, self._set)
-        self._turn_on()
-
-
-def _silence_follower(follower: Any) -> SilencedTracer:
-    """cProfile's object is no function that Python could call."""
+def _end_following(follower: Any) -> Callable[[], object]:
+    """What begins it again: cProfile's object is no function that Python could call."""
     if hasattr(follower, "disable"):
         follower.disable()
-        return SilencedTracer(follower, "disable", follower.enable)
+        return follower.enable  # type: ignore[no-any-return]
     sys.setprofile(None)
-    return SilencedTracer(sys, "setprofile", partial(sys.setprofile, follower))
+    return partial(sys.setprofile, follower)
 
 
 def python_tracers() -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import cProfile
 import sys
-import threading
 import tracemalloc
 from collections.abc import Iterator
 
@@ -135,61 +134,6 @@ def test_a_profiler_of_python_is_off_for_some_steps(modes: SlowModes) -> None:
     assert any("len" in call for call in calls)
     assert not any("sorted" in call for call in calls)
     assert FOLLOWER in modes.names
-
-
-@pytest.mark.parametrize("kind", ["trace", "profile"])
-def test_a_tracer_that_the_script_turns_off_in_silent_steps_stays_off(
-    modes: SlowModes, kind: str
-) -> None:
-    setter = f"set{kind}"
-    set_tracer = getattr(sys, setter)
-    get_tracer = getattr(sys, f"get{kind}")
-    before = get_tracer()
-    set_tracer(lambda *event: None)
-    try:
-        modes.silence()
-        getattr(sys, setter)(None)
-        modes.resume()
-        assert get_tracer() is None
-    finally:
-        set_tracer(before)
-    assert getattr(sys, setter) is set_tracer
-
-
-def test_a_tracer_of_another_thread_is_left_alone_in_silent_steps(
-    modes: SlowModes,
-) -> None:
-    before = sys.gettrace()
-    sys.settrace(lambda *event: None)
-    tracer = sys.gettrace()
-    tracers: list[object] = []
-
-    def begin_thread() -> None:
-        sys.settrace(lambda *event: None)
-        tracers.append(sys.gettrace())
-
-    try:
-        modes.silence()
-        thread = threading.Thread(target=begin_thread)
-        thread.start()
-        thread.join()
-        modes.resume()
-        assert sys.gettrace() is tracer
-    finally:
-        sys.settrace(before)
-    assert tracers != [None]
-
-
-def test_a_profiler_of_python_that_ends_in_silent_steps_stays_off(
-    modes: SlowModes,
-) -> None:
-    if sys.version_info >= (3, 12):
-        pytest.skip("cProfile is no sys.setprofile there")
-    with cProfile.Profile() as profile:
-        modes.silence()
-    modes.resume()
-    assert sys.getprofile() is None
-    assert profile.getstats()
 
 
 def test_what_cannot_be_turned_off_is_named() -> None:
