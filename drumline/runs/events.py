@@ -33,7 +33,8 @@ on the kind:
 | `straggler`  | message, about_rank (null: the whole host), about_host: the rank or host that is slow         |
 | `stall`      | message, about_rank, about_host: the rank that blocks the run, which may still recover        |
 | `preempted`  | signal, about_rank, about_host: the rank that was signalled; the run has saved this step      |
-| `end`        | epoch, seconds; start_s: of these, those to the end of the first step (null: no step);        |
+| `end`        | epoch, num_steps of this start, seconds;                                                      |
+|              | start_s: of these, those to the end of the first step (null: no step);                        |
 |              | samples_per_s, tokens_per_s, tflop_per_s, mfu, data_share, communication_share: of the steps  |
 |              | after it, without log intervals in which something was compiled, if there are such steps;     |
 |              | checkpoint_pause_s: the sum of blocked_s, run, resume_command, two_node_command, best_step,   |

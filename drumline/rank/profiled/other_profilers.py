@@ -81,5 +81,5 @@ class OtherProfilers:
     def _disable(self) -> Any:
         if self._is_open:
             self._is_open = False
-            OtherProfilers._result = CALLS["_disable_profiler"]()
+            return CALLS["_disable_profiler"]()
         return self._result

@@ -4,7 +4,7 @@ bottleneck first, each with a prediction, its band and how it was derived. No to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
@@ -33,12 +33,15 @@ from drumline.report.profile.communication_advice import communication_rules
 from drumline.report.profile.data_advice import data_rules
 from drumline.report.profile.host_advice import host_rules, loops_between_phases_s
 from drumline.runs.profile_files import ALLOCATIONS, CLIPPING, FIRST_WITH_COST
-from drumline.runs.profile_result import HostSync, ProfileResult, RankSteps
+from drumline.runs.profile_result import HostSync, LineCost, ProfileResult, RankSteps
 
-MOST_SYNCS = 3
+MOST_NAMED_SYNCS = 3
 WITHOUT_MODES = "leave it out, or use it for some steps only"
 CAPTURED = ("forward", "backward", CLIPPING, "optimizer", "rest")
 """The phases that a graph has."""
+WITHOUT_GAPS = ("data", "waiting_for_rank", "exposed_communication")
+USUAL_CALL_S = 0.1e-3
+"""Of an operation that Python calls, with the Python of its module."""
 ALLOCATION_REMEDY = (
     "leave torch.cuda.empty_cache() out of the step: torch keeps memory for the next one; where it is short of "
     "memory, use smaller micro-batches"
@@ -209,7 +212,12 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
     # Torch itself waits for events, in DDP's own timers: nobody can change that.
     of_torch = ("unknown", "cudaEventSynchronize")
     syncs = [sync for sync in result.syncs if (sync.source, sync.call) != of_torch]
-    blocked = sum(sync.seconds for sync in syncs)
+    waits = [sync for sync in syncs if sync.call not in ALLOCATIONS]
+    # Memory that is only taken is kept, and soon there is enough.
+    is_returned = any(sync.call == "cudaFree" for sync in syncs)
+    returns_most = is_returned and _seconds(_allocations(syncs)) > _seconds(waits)
+    syncs = _allocations(syncs) if returns_most else waits
+    blocked = _seconds(syncs)
     gained = min(idle, blocked)
     can_capture = result.settings.get("dist.mode", "ddp") == "ddp"  # no sharded model
 
@@ -218,7 +226,7 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
             bottleneck="host_sync",
             text=f"the device is idle {of_step(result, idle)}, {_what_the_host_does(result, syncs)}",
             remedy=ALLOCATION_REMEDY
-            if syncs[0].call in ALLOCATIONS
+            if returns_most
             else "leave numbers on the device there, and read them every so many steps",
             cost_s=idle,
             saved_s=Savings(gained, idle, max(idle - gaps, gained / 3)),
@@ -241,24 +249,39 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
 
 
 def _capturable_part(result: ProfileResult) -> float:
-    """How much of the host's time in a step is in what a graph has; 1 if phases are not known."""
-    all_s = sum(result.phases_s.values())
+    """How much of the host's time that may have gaps is in what a graph has; 1 if phases are not
+    known."""
+    all_s = sum(result.phases_s.values()) - sum(result.parts_s[part] for part in WITHOUT_GAPS)
     captured_s = sum(result.phases_s.get(phase, 0.0) for phase in CAPTURED)
-    captured_s = max(0.0, captured_s - loops_between_phases_s(result))
-    return captured_s / all_s if all_s else 1.0
+    captured_s -= loops_between_phases_s(result)
+    captured_s -= sum(_python_s(line) for line in result.lines if line.phase in CAPTURED)
+    return min(1.0, max(0.0, captured_s) / all_s) if all_s > 0 else 1.0
+
+
+def _python_s(line: LineCost) -> float:
+    """What a line computes or waits besides calling operations, which a graph cannot have."""
+    calls_s = (line.operations + line.library_operations) * USUAL_CALL_S
+    return max(0.0, line.own_s - calls_s)
+
+
+def _seconds(syncs: Iterable[HostSync]) -> float:
+    return sum(sync.seconds for sync in syncs)
+
+
+def _allocations(syncs: Iterable[HostSync]) -> list[HostSync]:
+    return [sync for sync in syncs if sync.call in ALLOCATIONS]
 
 
 def _what_the_host_does(result: ProfileResult, syncs: Sequence[HostSync]) -> str:
     """While the device is idle."""
-    longest = syncs[:MOST_SYNCS]
-    if longest[0].call in ALLOCATIONS:
-        calls = " and ".join(
-            f"{sync.call} ({sync.calls:.3g} times)" for sync in longest if sync.call in ALLOCATIONS
-        )
-        returned = [line for line in result.lines if "empty_cache" in line.text]
+    if allocations := _allocations(syncs):
+        calls = " and ".join(f"{sync.call} ({sync.calls:.3g} times)" for sync in allocations)
+        empty_cache_lines = [line for line in result.lines if "empty_cache" in line.text]
         return (
             f"and the host takes memory from CUDA and returns it: {calls}"
-            f"{mostly_at(next(iter(returned), None))}"
+            f"{mostly_at(next(iter(empty_cache_lines), None))}"
         )
-    lines = [f"{sync.source} ({sync.call}, {sync.calls:.3g} times)" for sync in longest]
+    lines = [
+        f"{sync.source} ({sync.call}, {sync.calls:.3g} times)" for sync in syncs[:MOST_NAMED_SYNCS]
+    ]
     return f"and the host waits for it at {', '.join(lines)}"

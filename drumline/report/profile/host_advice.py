@@ -4,7 +4,7 @@ optimizer, log lines, evaluations, saves and threads. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from drumline.base.text import file_size, one_line, plural
 from drumline.report.profile.bottleneck import (
@@ -24,7 +24,7 @@ from drumline.report.profile.bottleneck import (
     slower_line,
 )
 from drumline.runs.profile_files import CLIPPING, GRADIENTS, IN_BACKWARD
-from drumline.runs.profile_result import PAUSES, BusyThread, LineCost, ProfileResult
+from drumline.runs.profile_result import PAUSES, BusyThread, LineCost, ProfileResult, RankSteps
 
 MIN_SPECIAL = 0.25
 MOST_NAMED = 3
@@ -113,7 +113,6 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
     """Python of the user's inside the step, or a wait in it."""
     slow = find_slow_rank(result)
     slower = None if slow is None else slower_line(slow)
-    slower_s = 0.0 if slow is None else slow.cost_s
     for line in result.lines:
         # A line that cannot run while another thread computes waits for the GIL.
         cost_s = line.cpu_s if busy_threads(result) else line.own_s
@@ -123,11 +122,9 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
         if is_loop:
             cost_s += line.backward_s
         phase = line.phase
-        is_named = slower is not None and (slower.phase, slower.function) == (
-            phase,
-            line.function,
-        )
-        is_named &= cost_s <= slower_s  # all ranks run it, this one for longer
+        is_named = slower is not None and _is_same(slower, line)
+        if slow is not None and _is_run_by(slow.peers, line):
+            is_named = False  # all ranks run it, this one for longer
         if is_named or phase not in PYTHON_PHASES:
             continue
         where = "between the phases of the step" if phase == "rest" else f"in {phase}"
@@ -144,6 +141,16 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
             _python_remedy(line),
             cost_s,
         )
+
+
+def _is_same(line: LineCost, other: LineCost) -> bool:
+    return (line.phase, line.function) == (other.phase, other.function)
+
+
+def _is_run_by(ranks: Sequence[RankSteps], line: LineCost) -> bool:
+    """Whether it takes them about as long as all ranks on average."""
+    times_s = [peer.seconds for rank in ranks for peer in rank.lines if _is_same(peer, line)]
+    return sum(times_s) / len(ranks) > line.seconds / 2
 
 
 def _meanwhile(result: ProfileResult) -> str:

@@ -20,6 +20,7 @@ from drumline.base.errors import UsageError
 from drumline.base.text import one_line
 from drumline.base.untrusted import replacing
 from drumline.runs.profile_files import (
+    ALLOCATIONS,
     MERGED_FILE,
     MOST_RANKS_MERGED,
     PROFILE_FOLDER,
@@ -392,7 +393,9 @@ def _per_step(
 def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
     """The trace, with the source line of each host sync. torch reports a line just after the call,
     so that it is of the last sync before it, and of the copy that this one waits for."""
-    syncs = sorted(trace.syncs, key=lambda event: event.end)
+    waits = [event for event in trace.syncs if event.name not in ALLOCATIONS]
+    allocations = [event for event in trace.syncs if event.name in ALLOCATIONS]
+    syncs = sorted(waits, key=lambda event: event.end)
     sources = ["unknown"] * len(syncs)
     num_done = 0
     for reported_ns, source in sorted(facts.sync_lines):
@@ -408,6 +411,8 @@ def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
 
         num_done = max(num_done, last + 1)
 
+    syncs += allocations  # torch reports none
+    sources += ["unknown"] * len(allocations)
     named_syncs = tuple(
         event._replace(details=Details(source=source))
         for event, source in zip(syncs, sources, strict=True)

@@ -409,6 +409,36 @@ def test_a_graph_has_no_gaps_of_other_phases() -> None:
     )
     (advice,) = (item for item in advise(result) if item.bottleneck == "launches")
     assert advice.cost_s == pytest.approx(0.02), "a quarter of the host's time"
+    hooked = replace(result, phases_s={"hook Average": 0.075, "forward": 0.025})
+    assert cost_of_launches(hooked) == pytest.approx(0.02)
+
+
+def cost_of_launches(result: ProfileResult) -> float:
+    return sum(item.cost_s for item in advise(result) if item.bottleneck == "launches")
+
+
+def test_gaps_beside_communication_are_all_a_graphs() -> None:
+    result = profile(
+        parts={"gaps": 0.04, "exposed_communication": 0.05},
+        device="NVIDIA H200",
+        phases_s={"forward": 0.02, "backward": 0.03, "communication, exposed": 0.05},
+    )
+    assert cost_of_launches(result) == pytest.approx(0.04)
+
+
+def test_a_graph_has_no_waits_and_no_python_of_the_user() -> None:
+    """A captured step would not run them at all."""
+    sleeping = LineCost(phase="forward", source="t.py:3", function="loss", seconds=0.07, own_s=0.07)
+    result = profile(
+        parts={"gaps": 0.08},
+        device="NVIDIA H200",
+        phases_s={"forward": 0.08, "backward": 0.02},
+        lines=(sleeping,),
+    )
+    assert advise(result)[0].bottleneck == "python"
+    assert cost_of_launches(result) == pytest.approx(0.024)
+    calling = replace(sleeping, operations=1000.0)
+    assert cost_of_launches(replace(result, lines=(calling,))) == pytest.approx(0.08)
 
 
 def test_memory_that_is_returned_in_each_step_is_not_read_by_the_host() -> None:
@@ -435,6 +465,11 @@ def test_memory_that_is_returned_in_each_step_is_not_read_by_the_host() -> None:
         "(190 times) and cudaFree (190 times), mostly at train.py:45, in main: torch.cuda.empty_cache()"
     )
     assert advice.remedy.startswith("leave torch.cuda.empty_cache() out of the step")
+    item = HostSync(source="train.py:7", call="cudaStreamSynchronize", seconds=0.03, calls=9.0)
+    taken = first(replace(result, syncs=(syncs[0], item)))
+    assert taken.text.endswith(
+        "the host waits for it at train.py:7 (cudaStreamSynchronize, 9 times)"
+    )
 
 
 def test_gaps_of_the_profiler_are_not_those_of_the_job() -> None:

@@ -115,7 +115,8 @@ def test_a_line_that_all_ranks_run_is_named_beside_the_slowest_rank() -> None:
     ]
     slow = replace(result, ranks=tuple(ranks), lines=(line("rest", 0.075, cpu=1.0),))
     assert [advice.bottleneck for advice in advise(slow)] == ["python", "slow_rank"]
-    alone = replace(slow, lines=(line("rest", 0.015, cpu=1.0),))
+    ranks = [replace(result.ranks[0], lines=()), replace(result.ranks[1], lines=(clipping,))]
+    alone = replace(slow, ranks=tuple(ranks), lines=(line("rest", 0.03, cpu=1.0),))
     assert [advice.bottleneck for advice in advise(alone)] == ["slow_rank"], (
         "its own line is in that advice"
     )

@@ -344,6 +344,17 @@ def test_a_copy_and_its_wait_are_of_one_line(tmp_path: Path) -> None:
     }
 
 
+def test_memory_that_cuda_gives_has_no_line_of_a_wait(tmp_path: Path) -> None:
+    entries = [
+        entry("cudaStreamSynchronize", 3.0, 3.2, "cuda_runtime"),
+        entry("cudaMalloc", 3.3, 3.4, "cuda_runtime"),
+    ]
+    assert syncs_of(tmp_path, entries, here=3.5) == {
+        ("here", "cudaStreamSynchronize"): 1,
+        ("unknown", "cudaMalloc"): 1,
+    }
+
+
 def test_a_rank_without_a_trace_is_named_and_the_others_count(tmp_path: Path) -> None:
     two_ranks(tmp_path)
     trace_path(tmp_path / "profile", 1).write_bytes(b"\x1f\x8b no gzip")
