@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,7 +63,8 @@ class RunStatus:
             return False
 
         # a newer one is of the next attempt
-        return bool(self.status["time"] <= last["time"] + FRESH_S)
+        last_s = max(last["time"], last.get("refused_at", 0.0))
+        return bool(self.status["time"] <= last_s + FRESH_S)
 
     @property
     def state(self) -> RunState:
@@ -151,13 +151,12 @@ def _last_event(folder: RunFolder) -> dict[str, Any] | None:
     except OSError:
         return None
 
-    events = (parse_line(line) or {} for line in reversed(lines))
-    closing = [event for event in events if not _is_late(event)]
-    event = closing[0] if closing else {}
-    # A command that is refused leaves a finished run as it is.
-    begun = next(dropwhile(_is_refusal, closing), {})
-    if begun.get("kind") == "end":
-        event = begun
+    events = [parse_line(line) or {} for line in reversed(lines)]
+    event = _closing(events)
+    # A command that is refused leaves a run that ended as it is.
+    before = _closing(_before_refusals(events))
+    if event.get("kind") == "error" and before.get("kind") in ("end", "preempted"):
+        event = {**before, "refused_at": event.get("time")}
     is_last = str(event.get("kind")) in ENDS and type(event.get("time")) in (int, float)
 
     return event if is_last else None
@@ -169,6 +168,18 @@ def _is_late(event: Mapping[str, Any]) -> bool:
     return event.get("kind") in ("warning", "note", "mirrored") and event.get("number") != 0
 
 
-def _is_refusal(event: Mapping[str, Any]) -> bool:
-    """Whether it is the only event of a start that never began."""
-    return event.get("kind") == "error" and event.get("number") == 0
+def _closing(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The newest that counts; the newest is first."""
+    return next((event for event in events if not _is_late(event)), {})
+
+
+def _before_refusals(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the starts that only warned and failed."""
+    while events and events[0].get("kind") == "error":
+        numbers = [event.get("number") for event in events]
+        num_events = numbers.index(0) + 1 if 0 in numbers else len(events)
+        kinds = {event.get("kind") for event in events[:num_events]}
+        if not kinds <= {"error", "warning", "note", "mirrored"}:
+            break
+        events = events[num_events:]
+    return events

@@ -258,13 +258,38 @@ def test_a_command_that_was_refused_leaves_a_finished_run_done(tmp_path: Path) -
         "refused": [*finished, refusal, refusal],
         "crashed": [*finished, {**refusal, "number": 4}],
         "never began": [refusal],
+        "warned, then refused": [
+            *finished,
+            {"kind": "warning", "number": 0, "time": time.time()},
+            {**refusal, "number": 1},
+        ],
+        "preempted, then refused": [{**finished[0], "kind": "preempted"}, refusal],
     }.items():
         lines = "".join(
             json.dumps({"rank": 0, **record, "message": "wrong"}) + "\n" for record in records
         )
         (tmp_path / "events" / "rank-00000.jsonl").write_text(lines)
         states[name] = RunStatusReader(tmp_path).read().state
-    assert states == {"refused": "done", "crashed": "failed", "never began": "failed"}
+    assert states == {
+        "refused": "done",
+        "crashed": "failed",
+        "never began": "failed",
+        "warned, then refused": "done",
+        "preempted, then refused": "preempted",
+    }
+
+
+def test_the_status_of_a_command_that_was_refused_is_no_job_that_restarts(tmp_path: Path) -> None:
+    write(tmp_path, status(), age_s=FRESH_S + 5)
+    now = time.time()
+    events = [
+        {"kind": "end", "number": 8, "time": now - 3 * FRESH_S},
+        {"kind": "error", "number": 0, "time": now - FRESH_S - 5},
+    ]
+    (tmp_path / "events").mkdir()
+    lines = "".join(json.dumps({"rank": 0, "message": "wrong", **event}) + "\n" for event in events)
+    (tmp_path / "events" / "rank-00000.jsonl").write_text(lines)
+    assert RunStatusReader(tmp_path).read().state == "done"
 
 
 def test_what_is_shown_when_there_is_nothing_to_see(

@@ -98,7 +98,7 @@ def _default_route(account: Account, subnet: Described) -> str | None:
             "RouteTables[].Routes[]",
             Filters=filters(table),
         )
-        if routes:  # as of every table: there is the one within its VPC
+        if routes:  # every route table has the route within its VPC
             break
 
     for route in routes:

@@ -130,7 +130,7 @@ def make_plan(
         "Zone": zone,
         "Market": CAPACITY_BLOCK if is_block else settings.market,
         "ImageId": image["ImageId"],
-        "RootDevice": image["RootDeviceName"],
+        "RootDevice": image.get("RootDeviceName") or "/dev/sda1",
         "Owner": account.identity(),
     }
     costs = list(_costs(account, settings, parameters, zone_prices[zone]))

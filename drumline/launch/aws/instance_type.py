@@ -133,11 +133,14 @@ def find_image(account: Account, ami: str | None, hardware: Hardware) -> Describ
 
 def check_disk(settings: ClusterSettings, image: Described) -> str:
     """Raise if the image is larger than the disk; a sentence about both."""
-    (size,) = [
+    sizes = [
         disk["Ebs"]["VolumeSize"]
         for disk in image["BlockDeviceMappings"]
-        if disk["DeviceName"] == image["RootDeviceName"]
+        if disk["DeviceName"] == image.get("RootDeviceName")
     ]
+    if not sizes:
+        return ""
+    size = sizes[0]
     if settings.disk < size:
         raise UsageError(
             f"--disk: {settings.disk} GiB, and the image {image['ImageId']} has {size}",

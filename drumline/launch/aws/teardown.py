@@ -121,7 +121,7 @@ def _delete_volume(account: Account, volume: str, progress: stacks.Progress) -> 
         "efs", "describe_mount_targets", "MountTargets", FileSystemId=volume
     ):
         for target in targets:
-            if target["LifeCycleState"] == "available":
+            if target["LifeCycleState"] not in ("creating", "deleting", "deleted"):
                 name = target["MountTargetId"]
                 account.call("efs", "delete_mount_target", MountTargetId=name)
         progress(f"waiting for the mount targets of {volume}")

@@ -176,7 +176,7 @@ def _is_noisy(size: MeasuredSize) -> bool:
 def _noise(size: MeasuredSize) -> str:
     return (
         f"{plural(size.ranks, 'rank')}: steps vary by {step_text(size.spread_s)} around {step_text(size.step_s)}, so "
-        "efficiencies with them are not reliable: measure again when nothing else runs there, or with more --steps"
+        "efficiencies with them are not reliable: measure again when nothing else runs there"
     )
 
 

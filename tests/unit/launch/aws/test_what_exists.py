@@ -150,6 +150,7 @@ def test_a_disk_smaller_than_the_image_is_refused() -> None:
     )
     note = check_disk(ClusterSettings(disk=300), image)
     assert note == "the image needs 200 GiB of 300"
+    assert check_disk(ClusterSettings(), {**image, "RootDeviceName": "/dev/sda"}) == "", "not known"
 
 
 def test_how_an_existing_vpc_reaches_s3(account: Account, stub: Stub) -> None:
