@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
@@ -85,9 +85,13 @@ def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None
     return values
 
 
-def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
-    """An expression, its parts, and all their origins. The nearest come first, since there is a
-    limit."""
+def parts(
+    program: Program,
+    expression: ast.expr | None,
+    is_end: Callable[[ast.expr], bool] | None = None,
+) -> Iterator[ast.expr]:
+    """An expression, its parts, and all their origins, but for those behind an end. The nearest
+    come first, since there is a limit."""
     pending = deque([] if expression is None else [expression])
     visited: set[ast.expr] = set()
     while pending and len(visited) < MOST_PARTS:
@@ -96,6 +100,8 @@ def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
             continue
         visited.add(current)
         yield current
+        if is_end is not None and is_end(current):
+            continue
         pending.extendleft(reversed([*_inner(current)]))
         pending += [value for value in previous_values(program, current) if value is not None]
         if isinstance(current, ast.Call):

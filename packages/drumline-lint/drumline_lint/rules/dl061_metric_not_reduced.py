@@ -40,6 +40,8 @@ _LOG = "pytorch_lightning.LightningModule.log"
 _WAITS = ("barrier", "wait_for_everyone")
 _WRITING = ("dump", "open", "save", "savetxt", "savez", "to_csv", "to_json", "to_parquet", "write")
 _ADDING = ("append", "extend", "add")
+# What counts the samples that it is given.
+_TAKING = (*_ADDING, "add_batch", "update")
 _JOINING = re.compile(
     r"reduce(?!lr)|ranks|gather|broadcast|sync(?!_?b)|across|collect|merge|aggregat|^compute$"
     r"|average_over"
@@ -85,7 +87,8 @@ def _gathered_twice(program: Program, source: Source, loop: Loop) -> Iterator[Fi
     is_cut = _CUT.search(code) is not None or "gather_for_metrics" in code
     nearby = [] if function is None else nodes_in(function, ast.Call)
     is_written = any(called_name(call) in _WRITING for call in nearby)  # no metric
-    is_counted = not is_cut and not is_written and goes_over_part(program, loop)
+    is_metric = not is_written and not _is_kept_by_number(loop, calls)
+    is_counted = not is_cut and is_metric and goes_over_part(program, loop)
     for call in calls if is_counted else ():
         if "loss" not in source.code(call):
             message = (
@@ -95,6 +98,46 @@ def _gathered_twice(program: Program, source: Source, loop: Loop) -> Iterator[Fi
             fix = "call gather_for_metrics"
             severity = Severity.WARNING if is_of_ranks(program, source) else None
             yield RULE.at(source, call, message, fix=fix, severity=severity)
+
+
+def _is_kept_by_number(loop: Loop, gathers: list[ast.Call]) -> bool:
+    """Whether what is gathered is only written under its numbers (`rows[ids] = values`): a sample
+    that is there twice is written twice."""
+    gathered: set[str] = set()
+    is_keyed = False
+    for statement in nodes_in(loop, ast.Assign, ast.For):
+        is_assignment = isinstance(statement, ast.Assign)
+        made = statement.value if is_assignment else statement.iter
+        targets = statement.targets if is_assignment else [statement.target]
+        keys = [target.slice for target in targets if isinstance(target, ast.Subscript)]
+        if any(gathered & _written_in(key) for key in keys):
+            is_keyed = True
+        elif _is_made_of(made, gathered, gathers):
+            gathered |= {name for target in targets for name in _names_bound(target)}
+    changes = [change.value for change in nodes_in(loop, ast.AugAssign)]
+    calls = [call for call in nodes_in(loop, ast.Call) if called_name(call) in _TAKING]
+    uses = [*changes, *(value for call in calls for value in _arguments(call))]
+    return is_keyed and not any(_is_made_of(use, gathered, gathers) for use in uses)
+
+
+def _written_in(node: ast.AST) -> set[str]:
+    return {ast.unparse(part) for part in nodes_in(node, ast.Name, ast.Attribute, ast.Subscript)}
+
+
+def _is_made_of(value: ast.AST, gathered: set[str], gathers: list[ast.Call]) -> bool:
+    is_named = not gathered.isdisjoint(_written_in(value))
+    return is_named or any(call in gathers for call in nodes_in(value, ast.Call))
+
+
+def _names_bound(target: ast.expr) -> list[str]:
+    """`["i", "row"]` of `(i, row)`, and `['batch["ids"]']`."""
+    if isinstance(target, ast.Tuple | ast.List):
+        return [name for part in target.elts for name in _names_bound(part)]
+    return [ast.unparse(target)]
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
 _ALL_REDUCE = "torch.distributed.all_reduce"

@@ -18,6 +18,7 @@ from drumline_lint.program.tree import (
     calls_beside,
     dotted,
     enclosing_function,
+    nodes_in,
     scope_of,
 )
 from drumline_lint.reading.source import Source
@@ -25,6 +26,11 @@ from drumline_lint.training.loaders import is_stripe, pieces
 
 RULE = rule("DL071", only_distributed=False)
 _GATHERING = ("torch.distributed.all_gather", "torch.distributed.all_gather_object")
+_MAKING_TENSORS = ("as_tensor", "tensor")
+# Of all values of a tensor, where they are given no dimension.
+_REDUCING = ("mean", "norm", "std", "sum", "var")
+_COUNTING = ("float", "int", "item", "len", "nelement", "numel", "round")
+_DEEPEST_SUM = 4
 _OF_ONE_SHAPE = ("torch.distributed.all_gather", "torch.distributed.all_gather_into_tensor")
 
 
@@ -79,7 +85,8 @@ def _of_own_length(program: Program, source: Source, call: ast.Call) -> Iterator
     function = source.code(scope_of(call)) if enclosing_function(call) else source.text
     if tensor is None or any(word in function for word in ("pad", "max(", "all_gather_object")):
         return
-    here = [part for part in pieces(program, tensor) if program.source_of(part) is source]
+    every = pieces(program, tensor, lambda part: _is_of_numbers(program, part))
+    here = [part for part in every if program.source_of(part) is source]
     if any(_makes_uneven(program, part) for part in here):
         message = f"{source.code(tensor)} has its own length on each rank, and all_gather needs one"
         fix = "gather the lengths first, and pad to the longest"
@@ -98,3 +105,55 @@ def _makes_uneven(program: Program, part: ast.expr) -> bool:
     return is_stripe(program, part) or (
         is_least and any(depends_on_rank(program, value) for value in part.args)
     )
+
+
+def _is_of_numbers(program: Program, part: ast.expr) -> bool:
+    """Whether it is as long on every rank: `torch.tensor([right, total])`, `losses.mean()`, and a
+    function that returns such a thing."""
+    if not isinstance(part, ast.Call):
+        return False
+    function = program.function_of(part)
+    if function is None or isinstance(function, ast.Lambda):
+        return _is_tensor_of_numbers(program, part)
+    returned = [
+        origin
+        for statement in nodes_in(function, ast.Return)
+        for origin in written_values(program, statement.value)
+    ]
+    return bool(returned) and all(
+        isinstance(origin, ast.Call) and _is_tensor_of_numbers(program, origin)
+        for origin in returned
+    )
+
+
+def _is_tensor_of_numbers(program: Program, call: ast.Call) -> bool:
+    if called_name(call) not in _MAKING_TENSORS or not call.args:
+        return _is_reduced(call)
+    written = call.args[0]
+    numbers = written.elts if isinstance(written, ast.List | ast.Tuple) else [written]
+    return all(_is_number(program, number) for number in numbers)
+
+
+def _is_reduced(call: ast.Call) -> bool:
+    """`losses.mean()`, `torch.mean(losses)` and `sum(counts)`, but not of one dimension."""
+    is_function = isinstance(call.func, ast.Name) or dotted(call.func).startswith("torch.")
+    is_of_all = len(call.args) == int(is_function) and not call.keywords
+    return called_name(call) in _REDUCING and is_of_all
+
+
+def _is_number(program: Program, expression: ast.expr, depth: int = 0) -> bool:
+    """Whether all that is known of it are numbers; a counter begins with one."""
+    origins = [
+        origin for origin in written_values(program, expression) if not isinstance(origin, ast.Name)
+    ]
+    is_known = bool(origins) and depth < _DEEPEST_SUM
+    return is_known and all(_is_numeric(program, origin, depth) for origin in origins)
+
+
+def _is_numeric(program: Program, origin: ast.expr, depth: int) -> bool:
+    if isinstance(origin, ast.BinOp):
+        sides = (origin.left, origin.right)
+        return all(_is_number(program, side, depth + 1) for side in sides)
+    if isinstance(origin, ast.Call):
+        return called_name(origin) in _COUNTING or _is_reduced(origin)
+    return isinstance(origin, ast.Constant) and isinstance(origin.value, int | float)

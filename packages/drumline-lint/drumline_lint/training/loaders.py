@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from drumline_lint.flow.loops import batch_loops, calls_made_in
 from drumline_lint.program.calls import argument, has_unknown_arguments, number_of
@@ -192,12 +192,17 @@ def is_stripe(program: Program, node: ast.AST) -> bool:
 MOST_PIECES = 400
 
 
-def pieces(program: Program, whole: ast.expr | None) -> list[ast.expr]:
-    """What something is made of, with what is appended to its lists, and the data of its loaders."""
+def pieces(
+    program: Program,
+    whole: ast.expr | None,
+    is_end: Callable[[ast.expr], bool] | None = None,
+) -> list[ast.expr]:
+    """What something is made of, with what is appended to its lists, and the data of its loaders,
+    but for what is behind an end."""
     every: dict[ast.expr, None] = {}
     pending = [] if whole is None else [whole]
     while pending and len(every) < MOST_PIECES:
-        for part in parts(program, pending.pop()):
+        for part in parts(program, pending.pop(), is_end):
             if part in every:
                 continue
             every[part] = None
