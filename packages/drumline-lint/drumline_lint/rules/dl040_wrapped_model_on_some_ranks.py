@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
@@ -20,16 +21,20 @@ from drumline_lint.program.tree import (
     ancestors,
     called_name,
     calls_beside,
+    dotted,
     enclosing_function,
     is_after,
     nodes_in,
     scope_of,
 )
-from drumline_lint.program.value import CallResult, ConstantValue
+from drumline_lint.program.value import CallResult, Class, ConstantValue, Function, Instance
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import WRAPPERS, wrapped, wraps_any
 
 RULE = rule("DL040")
+_BUFFERS = r"batchnorm|register_buffer|track_running_stats|resnet|"
+_WITH_BUFFERS = re.compile(_BUFFERS + r"torchvision\.models|\btimm\.create_model")
+_NEAR_BUFFERS = re.compile(_BUFFERS + r"torchvision|\btimm\.")
 _ALONE = "and the other ranks do not run it"
 _EFFECTS = {
     "gather": f"its forward gathers the weights from all ranks, {_ALONE}",
@@ -199,18 +204,77 @@ def _sends_buffers(program: Program, wrapping: ast.Call) -> bool:
 
 
 def _has_buffers(program: Program, model: ast.expr) -> bool:
-    """Whether a file that makes the model names layers with buffers, or a model of torchvision."""
-    inner = [wrapped(value.call) for value in _wrappings(program, model)]
-    nodes = [node for part in inner if part for node in (part, *_classes(program, part))]
-    texts = [program.source_of(node).text for node in nodes]
-    texts += [ast.unparse(part).lower() for part in inner if part]
-    return any(
-        word in text
-        for text in texts
-        for word in ("BatchNorm", "register_buffer", "torchvision", "timm.", "resnet")
-    )
+    """Whether its classes, and what they use, name layers with buffers or a model of torchvision or
+    timm; where no class is seen, whether a file that makes it does."""
+    models = [
+        part
+        for wrapping in _wrappings(program, model)
+        for part in _wrapped_models(program, model, wrapping.call)
+    ]
+    origins = [origin for part in models for origin in written_values(program, part)]
+    texts = [ast.unparse(part) for part in (*models, *origins)]
+    texts += [program.name_of(origin.func) for origin in origins if isinstance(origin, ast.Call)]
+    classes = {class_ for part in models for class_ in _classes(program, part)}
+    if classes:
+        attached = [value for part in models for value in _attached(program, part)]
+        used = [class_ for value in attached for class_ in _classes(program, value)]
+        texts += _names_used_by(program, [*classes, *used])
+    is_named = any(_WITH_BUFFERS.search(text.lower()) is not None for text in texts)
+    files = [] if classes else [program.source_of(part) for part in models]
+    return is_named or any(_NEAR_BUFFERS.search(file.text.lower()) is not None for file in files)
+
+
+def _wrapped_models(program: Program, model: ast.expr, wrapping: ast.Call) -> list[ast.expr]:
+    """What a call of DDP wraps; in a function that wraps what it is given, what the call that made
+    this model gives it."""
+    inner = wrapped(wrapping)
+    function = enclosing_function(wrapping)
+    if inner is None:
+        return []
+    bindings = program.bindings(inner) if isinstance(inner, ast.Name) else []
+    parameters = [binding.node for binding in bindings if isinstance(binding.node, ast.arg)]
+    models = [
+        argument(call, number_of(function, parameter), parameter.arg)
+        for call in written_values(program, model)
+        if isinstance(call, ast.Call) and program.function_of(call) is function
+        for parameter in parameters
+        if function is not None
+    ]
+    return [part for part in models if part is not None] or [inner]
 
 
 def _classes(program: Program, model: ast.expr) -> list[ast.ClassDef]:
-    values = [getattr(value, "of", None) for value in program.values(model)]
-    return [value for value in values if isinstance(value, ast.ClassDef)]
+    return [value.of for value in program.values(model) if isinstance(value, Instance)]
+
+
+def _attached(program: Program, model: ast.expr) -> list[ast.expr]:
+    """What is put into it later: `self.model.head = Head()`"""
+    prefix = f"{dotted(model)}."
+    return [
+        assignment.value
+        for assignment in program.index(program.source_of(model)).every(ast.Assign)
+        if any(dotted(target).startswith(prefix) for target in assignment.targets)
+    ]
+
+
+def _names_used_by(program: Program, classes: list[ast.ClassDef]) -> list[str]:
+    """What classes name, those that they inherit from, and what they use; of a library, also its
+    full name."""
+    texts = []
+    pending: list[ast.AST] = list(classes)
+    visited: set[ast.AST] = set()
+    while pending:
+        definition = pending.pop()
+        if definition in visited:
+            continue
+        visited.add(definition)
+        for option in nodes_in(definition, ast.keyword, into_functions=True):
+            texts.append(option.arg or "")
+        for part in nodes_in(definition, ast.Attribute, into_functions=True):
+            texts.append(dotted(part) or part.attr)
+        for name in nodes_in(definition, ast.Name, into_functions=True):
+            texts += [name.id, program.name_of(name)]
+            pending += [
+                value.node for value in program.values(name) if isinstance(value, Class | Function)
+            ]
+    return texts
