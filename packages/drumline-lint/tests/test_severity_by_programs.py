@@ -3,14 +3,17 @@ processes they are started."""
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
 import pytest
 
 from drumline_lint.findings import Severity
-from drumline_lint.linter import run_rules
+from drumline_lint.linter import findings_of, run_rules
+from drumline_lint.program.program import Program
 from drumline_lint.reading.parse import read_bytes
+from drumline_lint.reading.source import Cell, Source
 from drumline_lint.rules import all_rules
 from drumline_lint.settings import Settings
 from made_up_rules import report_of
@@ -176,6 +179,137 @@ def test_a_validation_on_rank_0_blocks_where_the_others_wait(
     """Without another collective, the broadcasts of the buffers meet in the next epoch."""
     findings = findings_in((("case.py", VALIDATED + after),))
     assert [each.severity for each in findings if each.rule == "DL040"] == [severity]
+
+
+NETWORKS = (
+    "import timm, torch\n"
+    "class Norm(torch.nn.BatchNorm1d):\n    pass\n"
+    "class Plain(torch.nn.Module):\n    def __init__(self, width: int):\n"
+    "        size: int = width\n        self.head = torch.nn.Linear(size, 2)\n"
+    "class Normed(torch.nn.Module):\n    def __init__(self):\n        self.norm = Norm(8)\n"
+    "def wrap(net):\n    return torch.nn.parallel.DistributedDataParallel(net)\n"
+    "def normed():\n    return wrap(Normed())\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("network", "severity"),
+    [
+        ("Plain(8)", Severity.NOTE),
+        ("Normed()", Severity.WARNING),
+        ("build()", Severity.WARNING),
+    ],
+)
+def test_a_model_whose_classes_are_seen_has_the_buffers_that_they_name(
+    network: str, severity: Severity
+) -> None:
+    """Where they are not, the whole file counts; what other callers wrap does not."""
+    text = (
+        "import torch.distributed as dist\nfrom networks import *\ndist.init_process_group()\n"
+        f"net = {network}\nnet = wrap(net)\n# BatchNorm\n"
+        "if dist.get_rank() == 0:\n    with torch.no_grad():\n        net(x)\ndist.barrier()\n"
+    )
+    findings = findings_in((("case.py", text), ("networks.py", NETWORKS)))
+    assert [each.severity for each in findings if each.rule == "DL040"] == [severity]
+
+
+def test_what_is_put_into_a_model_has_buffers_too() -> None:
+    text = (
+        "import torch.distributed as dist\nfrom networks import *\ndist.init_process_group()\n"
+        "net = Plain(8)\nnet.head = Norm(8)\nnet = wrap(net)\n"
+        "if dist.get_rank() == 0:\n    with torch.no_grad():\n        net(x)\ndist.barrier()\n"
+    )
+    findings = findings_in((("case.py", text), ("networks.py", NETWORKS)))
+    assert [each.severity for each in findings if each.rule == "DL040"] == [Severity.WARNING]
+
+
+NOT_CALLED = (
+    "import torch\nimport torch.distributed as dist\n"
+    "def main():\n    dist.init_process_group('nccl')\n"
+    "    net = torch.nn.parallel.DistributedDataParallel(build())\n"
+    "    torch.save(net.state_dict(), 'last.pt')\n"
+    "if __name__ == '__main__':\n    START\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("start", "severity"),
+    [
+        ("print(dist.is_available())", Severity.NOTE),
+        ("main()", Severity.WARNING),
+        ("fire.Fire()", Severity.WARNING),
+        ("globals()['main']()", Severity.WARNING),
+    ],
+)
+def test_a_function_that_a_program_does_not_name(start: str, severity: Severity) -> None:
+    findings = findings_in((("case.py", NOT_CALLED.replace("START", start)),))
+    assert [each.severity for each in findings if each.rule == "DL014"] == [severity]
+
+
+RESUMED = (
+    "import argparse\n" + START + "parser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--load')\nargs = parser.parse_args(WORDS)\n"
+    "net = build()\nif args.load:\n    net.load_state_dict(torch.load('last.pt'))\n"
+    "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'last.pt')\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "severity"),
+    [
+        ("", Severity.WARNING),
+        ("'--epochs 3'.split()", Severity.NOTE),
+        ("['--epochs', '3']", Severity.NOTE),
+        ("['--load=last.pt']", Severity.WARNING),
+        ("'--epochs 3 --load x'.split()", Severity.WARNING),
+        ("words.split()", Severity.WARNING),
+        ("[])\nparser.add_argument('--load', default='last.pt'", Severity.WARNING),
+        ("['--epochs', '3'])\nparser.add_argument('--load', default='last.pt'", Severity.WARNING),
+    ],
+)
+def test_an_option_that_a_fixed_command_line_leaves_out(words: str, severity: Severity) -> None:
+    findings = findings_in((("case.py", RESUMED.replace("WORDS", words)),))
+    assert [each.severity for each in findings if each.rule == "DL019"] == [severity]
+
+
+COUNTED = (
+    "import argparse, deepspeed\nparser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--gradient_accumulation_steps', default=COUNT)\n"
+    "args = parser.parse_args()\n"
+    "config = {'gradient_accumulation_steps': args.gradient_accumulation_steps}\n"
+    "engine, _, _, _ = deepspeed.initialize(model=net, config=config)\n"
+    "for number, batch in enumerate(loader):\n    engine.backward(engine(batch).sum())\n"
+    "    if (number + 1) % args.gradient_accumulation_steps == 0:\n        engine.step()\n"
+)
+
+
+@pytest.mark.parametrize(("count", "severity"), [("1", Severity.NOTE), ("8", Severity.WARNING)])
+def test_micro_batches_that_are_counted_twice(count: str, severity: Severity) -> None:
+    findings = findings_in((("case.py", COUNTED.replace("COUNT", count)),))
+    assert [each.severity for each in findings if each.rule == "DL070"] == [severity]
+
+
+KERNEL = (
+    "import os\nfrom transformers import AutoModel, Trainer\nimport torch.distributed as dist\n"
+    "dist.init_process_group()\nplace = os.environ['LOCAL_RANK']\n"
+    "net = AutoModel.from_pretrained('bert', device_map='auto')\nTrainer(net).train()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cells", "severity"),
+    [
+        (KERNEL, [], Severity.WARNING),
+        (KERNEL, [Cell(1, 1)], Severity.NOTE),
+        (KERNEL + "notebook_launcher(main, num_processes=2)\n", [Cell(1, 1)], Severity.WARNING),
+    ],
+)
+def test_the_kernel_of_a_notebook_is_one_process(
+    text: str, cells: list[Cell], severity: Severity
+) -> None:
+    source = Source(Path("case.py"), text, ast.parse(text), cells)
+    findings = findings_of(all_rules()["DL089"], Program([source]), source)
+    assert [finding.severity for finding in findings] == [severity]
 
 
 @pytest.mark.parametrize(

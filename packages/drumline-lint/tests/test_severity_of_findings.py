@@ -123,7 +123,7 @@ SEVERITIES = {
     ),
     "long work before a barrier": (
         "DL025",
-        WORK.replace("CALL", "data.map(tokenize)") + "dist.barrier()\n",
+        WORK.replace("CALL", "data.map(tokenize).save_to_disk(out)") + "dist.barrier()\n",
         Severity.WARNING,
     ),
     "the same data in the same order": (
@@ -349,6 +349,20 @@ SEVERITIES = {
         "DL046",
         START + "def evaluate():\n    os.makedirs('scores')\nevaluate()\n",
         Severity.NOTE,
+    ),
+    "rows that only one rank tokenizes, in one process": (
+        "DL025",
+        WORK.replace("CALL", "evaluate(data)").replace("evaluate", "tokenized")
+        + "dist.barrier()\n",
+        Severity.NOTE,
+    ),
+    "rows that only one rank tokenizes, in many processes": (
+        "DL025",
+        WORK.replace("CALL", "evaluate(data)")
+        .replace("evaluate", "tokenized")
+        .replace("(tokenize)", "(tokenize, num_proc=64)")
+        + "dist.barrier()\n",
+        Severity.WARNING,
     ),
     "a timeout of a wrong type": (
         "DL025",

@@ -35,6 +35,13 @@ def found(text: str, rule: str) -> list[Finding]:
             "start one task on each node: #SBATCH --ntasks-per-node=1",
         ),
         (
+            "DL103",
+            f"#SBATCH --nodes=1 --ntasks-per-node=4\nsrun torchrun --nnodes=1 --nproc-per-node=4 {C10D} train.py",
+            "srun starts torchrun 4 times on each node, and their rendezvous is for one launcher: that one starts "
+            "all ranks with the cores of its task, and the others wait or fail",
+            "start one task on each node: #SBATCH --ntasks-per-node=1",
+        ),
+        (
             "DL107",
             f"#SBATCH --nodes=2\ntorchrun --nnodes=2 --rdzv-id=7 {C10D} train.py",
             "Slurm runs a batch script on its first node only: torchrun is not started on the other node",

@@ -23,12 +23,27 @@ def unused_lines(program: Program, source: Source) -> list[range]:
     if source.is_notebook:
         return _replaced(program, source)
     if not importers(program, source):
-        return []
+        return _not_named(program, source)
     return [
         _lines(definition)
         for definition in _definitions(program, source)
         if definition.name not in _names(program)
     ]
+
+
+def _not_named(program: Program, source: Source) -> list[range]:
+    """The lines of functions that a file which is started, and which no other imports, does not
+    name."""
+    tree = program.tree(source)
+    names = _names_read(tree) | _names_in_any_file(tree)
+    if "Fire" in names or not any(map(_is_for_main, tree.body)):
+        return []
+    functions = [
+        definition
+        for definition in _definitions(program, source)
+        if not isinstance(definition, ast.ClassDef)
+    ]
+    return [_lines(function) for function in functions if function.name not in names]
 
 
 @cached_query

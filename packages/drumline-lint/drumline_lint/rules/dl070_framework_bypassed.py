@@ -42,6 +42,7 @@ _SAVED_OTHERWISE = (
     "schedule.state_dict",
     "scheduler.state_dict",
 )
+_COUNT = "gradient_accumulation_steps"
 # Not of one micro-batch.
 _ACCUMULATED = re.compile(r"""["']gradient_accumulation_steps["']\]?\s*[:=]\s*(?!1\b)\w""")
 # What makes the model ready, and what must then be called instead of loss.backward().
@@ -122,8 +123,22 @@ def _in_loop(program: Program, source: Source, prepare: ast.Call, loop: Loop) ->
                 "calls itself: it updates the weights far too seldom"
             )
             fix = "call engine.step() after every backward"
-            yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
+            is_one = _accumulated_counts(program, source) == {1}
+            severity = Severity.NOTE if is_one else Severity.WARNING
+            yield RULE.at(source, call, message, fix=fix, severity=severity)
     yield from _unknown_loaders(program, source, loop, name)
+
+
+def _accumulated_counts(program: Program, source: Source) -> set[object]:
+    """The numbers of micro-batches in the settings that are written in a file, and the defaults of
+    their options."""
+    return {
+        count
+        for settings in program.index(source).every(ast.Dict)
+        for key, value in zip(settings.keys, settings.values, strict=True)
+        if isinstance(key, ast.Constant) and key.value == _COUNT
+        for count in constants(program, value)
+    }
 
 
 def _unknown_loaders(program: Program, source: Source, loop: Loop, name: str) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.program.calls import argument
@@ -20,6 +20,7 @@ RULE = rule("DL089", only_distributed=False)
 _OVER_ALL = {"auto", "balanced", "balanced_low_0", "sequential"}
 # A comment or docstring that says how the file is started.
 _STARTED = re.compile(r"torchrun\b.*--nproc[-_]per[-_]node[= ](?!1\b)\S|accelerate launch\b.*\.py")
+_LAUNCHES = re.compile(r"notebook_launcher\(|\bspawn\(|start_processes\(|Popen\(|subprocess\.")
 _TRAINS = re.compile(r"\.backward\(|Trainer\(")
 _READS_RANK = re.compile(r"environ(?:\.get\(|\[)[\"']LOCAL_RANK")
 
@@ -35,9 +36,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             written = names.pop()
             message = (
                 f'device_map="{written}" spreads the model over all GPUs in every rank: '
-                "the ranks share each GPU, and DDP refuses the model"
+                "the ranks share each GPU, and neither DDP nor Trainer takes such a model"
             )
-            yield RULE.at(source, argument(call, None, "device_map"), message)
+            severity = Severity.NOTE if _is_of_one_kernel(program, source) else None
+            yield RULE.at(source, argument(call, None, "device_map"), message, severity=severity)
+
+
+def _is_of_one_kernel(program: Program, source: Source) -> bool:
+    """Whether it is a notebook that starts no ranks: its kernel is one process."""
+    may_start = _LAUNCHES.search(source.text) is not None or bool(program.launches_of(source))
+    return source.is_notebook and not may_start
 
 
 def _is_of_several(program: Program, source: Source) -> bool:

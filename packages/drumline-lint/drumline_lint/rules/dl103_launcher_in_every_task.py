@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.reading.allocation import (
     mpirun_processes,
     processes_per_node,
     tasks_per_node,
     uses_task_variable,
 )
-from drumline_lint.reading.launchers import PYTHON, launches
+from drumline_lint.reading.launchers import PYTHON, Launch, launches
+from drumline_lint.reading.rendezvous import backend, most_nodes
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL103")
@@ -24,8 +25,21 @@ def check_shell(script: Script) -> Iterator[Finding]:
         starts_all_ranks = launch.kind != PYTHON and processes_per_node(launch) != 1
         if tasks > 1 and starts_all_ranks and not uses_task_variable(launch):
             starter = launch.srun_word or launch.mpirun[0]
+            beginning = f"{starter.plain} starts {launch.kind} {tasks} times on each node"
+            if _is_rendezvous_of_one(launch):
+                message = (
+                    f"{beginning}, and their rendezvous is for one launcher: that one starts all "
+                    "ranks with the cores of its task, and the others wait or fail"
+                )
+                yield RULE.at(script, starter, message, severity=Severity.WARNING)
+                continue
             message = (
-                f"{starter.plain} starts {launch.kind} {tasks} times on each node, and each of them starts all "
-                "ranks of the node: too many processes, which do not find each other or run out of GPU memory"
+                f"{beginning}, and each of them starts all ranks of the node: too many processes, "
+                "which do not find each other or run out of GPU memory"
             )
             yield RULE.at(script, starter, message)
+
+
+def _is_rendezvous_of_one(launch: Launch) -> bool:
+    """Whether all launchers have the same rendezvous, which takes one node."""
+    return most_nodes(launch) == 1 and backend(launch) == "c10d" and "rdzv-endpoint" in launch.flags
