@@ -18,8 +18,8 @@ Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @cached_query
 def unused_lines(program: Program, source: Source) -> list[range]:
-    """The lines of definitions in a file that other files import: copied code that this program does
-    not run."""
+    """The lines of definitions that nothing names: of a file that other files import, where they are
+    copied code, and of a file with code for `__main__`."""
     if source.is_notebook:
         return _replaced(program, source)
     if not importers(program, source):
