@@ -178,7 +178,7 @@ def _before_refusals(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     while events and events[0].get("kind") == "error":
         numbers = [event.get("number") for event in events]
         num_events = numbers.index(0) + 1 if 0 in numbers else len(events)
-        kinds = {event.get("kind") for event in events[:num_events]}
+        kinds = {str(event.get("kind")) for event in events[:num_events]}
         if not kinds <= {"error", "warning", "note", "mirrored"}:
             break
         events = events[num_events:]
