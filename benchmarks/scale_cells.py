@@ -83,7 +83,7 @@ def drawn_cells(seed: int, *, cores: int, most_s: float) -> Iterator[DrawnCell]:
     draw = random.Random(seed)
     while True:
         work = draw.choice(WORKS)
-        most_hosts = min(HOSTS[1], cores) if work == "compute" else HOSTS[1]
+        most_hosts = min(HOSTS[1], computing_hosts(cores)) if work == "compute" else HOSTS[1]
         most_mb = MODELS_MB[1]
         compute_s = round(_by_ratio(draw, COMPUTE_S), 3)
         if work == "compute":
@@ -101,12 +101,17 @@ def drawn_cells(seed: int, *, cores: int, most_s: float) -> Iterator[DrawnCell]:
             yield cell
 
 
+def computing_hosts(cores: int) -> int:
+    """As many as have a core for their compute and one for what gloo's threads do beside it."""
+    return max(HOSTS[0], cores // 2)
+
+
 def has_cores(cell: DrawnCell, cores: int) -> bool:
     """Whether the hosts of a cell, which share `cores`, hardly wait for one."""
     if cell.mbit * cell.hosts > MOST_MBIT:
         return False
     if cell.work == "compute":
-        return cell.hosts <= max(HOSTS[0], cores)
+        return cell.hosts <= computing_hosts(cores)
     if cell.tensors == "small":
         busy_s = cell.hosts * SMALL_CPU_S
         return busy_s <= MOST_BUSY * cores * (cell.compute_s + SMALL_CPU_S)
