@@ -37,6 +37,7 @@ from torch.utils.data import (
 
 from drumline.base.errors import DataError, UsageError
 from drumline.data.sharding import Draws, permute
+from drumline.rank.tensor_hash import as_bytes
 from drumline.rank.torch_internals import shared_storage
 
 Split = Literal["train", "eval"]
@@ -316,7 +317,7 @@ def _content(value: Any) -> Iterator[bytes]:
     """The parts that are hashed, in order."""
     if isinstance(value, torch.Tensor):
         yield f"{value.dtype} {list(value.shape)}".encode()
-        yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        yield as_bytes(value.cpu()).numpy().tobytes()
     elif isinstance(value, np.ndarray) and value.dtype.kind != "O":
         yield f"{value.dtype.str} {list(value.shape)}".encode()
         yield value.tobytes()

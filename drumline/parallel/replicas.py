@@ -20,7 +20,7 @@ from drumline.parallel.sharded_model import ShardedModel
 from drumline.parallel.shards import is_shard, own_part
 from drumline.parallel.wrap import unwrap_model
 from drumline.rank.collectives import gather_json
-from drumline.rank.tensor_hash import combine, hash_tensors
+from drumline.rank.tensor_hash import as_bytes, combine, hash_tensors
 from drumline.rank.torch_internals import names_ignored_by_ddp
 from drumline.watch.replica_differences import ReplicaDifference, find_difference
 
@@ -138,7 +138,7 @@ def _broadcast(tensor: Tensor, source: int, device: torch.device, group: Any) ->
     """Collective: one rank's tensor, into that of all others."""
     buffer = tensor.detach().to(device).contiguous()
     # As bytes: not every backend supports every type.
-    dist.broadcast(buffer.reshape(-1).view(torch.uint8), source, group=group)
+    dist.broadcast(as_bytes(buffer), source, group=group)
     if dist.get_rank() != source:
         tensor.copy_(buffer)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from drumline.base.errors import PreflightError
 from drumline.base.text import by_rank
-from drumline.rank.tensor_hash import hash_tensors
+from drumline.rank.tensor_hash import as_bytes, hash_tensors
 from drumline.rank.torch_internals import sequence_number_of
 
 PIECE_BYTES = 1 << 24
@@ -116,7 +116,7 @@ def broadcast_tensors(
         else:
             buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         # As bytes: no backend supports every type.
-        dist.broadcast(buffer.reshape(-1).view(torch.uint8), source)
+        dist.broadcast(as_bytes(buffer), source)
         if keeps:
             received[name] = buffer.cpu()
 

@@ -85,8 +85,11 @@ def _on(device: torch.device, numbers: list[int]) -> Tensor:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """A tensor's content in the order of its indices, as bytes, on its device."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    """A tensor's content in the order of its indices, as bytes, on its device; the same memory, if
+    the tensor has no gaps."""
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # A tensor of one element has no gaps whatever its stride, but `view` takes no other than 1.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def _blocks(raws: Sequence[Tensor]) -> Iterator[Tensor]:

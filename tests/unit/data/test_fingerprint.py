@@ -58,6 +58,7 @@ def test_parts_of_a_dataset_differ() -> None:
         (torch.zeros(2, 3), torch.zeros(3, 2)),
         (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
         (torch.zeros(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)),
+        (torch.zeros(1, 3)[:, -1], torch.ones(1, 3)[:, -1]),
         (np.zeros(3), np.ones(3)),
         ({"a": 1}, {"a": 2}),
         ({"a": 1}, {"b": 1}),

@@ -88,6 +88,13 @@ def test_the_same_content_gives_the_same_number_however_it_lies(dtype: torch.dty
     assert one_hash(tensor.t()) != one_hash(tensor)
 
 
+def test_an_element_that_was_cut_from_a_column_has_its_bytes() -> None:
+    column = made((2, 3), torch.float32)[:1, -1]
+    assert column.is_contiguous()
+    assert column.stride() != (1,)
+    assert one_hash(column) == one_hash(column.new_tensor([column.item()]))
+
+
 def test_a_conjugate_that_torch_has_not_computed_yet_is_hashed_as_what_it_is() -> None:
     tensor = made((5,), torch.complex64)
     assert (
