@@ -28,7 +28,6 @@ Lists the jobs that `drumline launch --detach` has started on these hosts [this 
   running     step: the last one that is known; scripts have none
   waiting     for the space on a disk, a folder, or the end of a pause
   down        its keeper does not run: the host was rebooted, and does not start it again; or it was killed
-  damaged     its state cannot be read; drumline stop JOB ends it
   done, preempted, stopped, failed
               it has ended; the lines of its ranks can still be read: drumline attach JOB
 """

@@ -16,7 +16,7 @@ import pytest
 from drumline.base.errors import UsageError
 from drumline.base.untrusted import from_json
 from drumline.launch.detached import units
-from drumline.launch.detached.job_folder import DAMAGED, JobFolder, JobRecord, folders_of
+from drumline.launch.detached.job_folder import JobFolder, JobRecord, folders_of
 from drumline.launch.node_plan import NodePlan, Program
 from tests.unit.launch.test_detached_node import make_folder, make_spec
 
@@ -119,9 +119,9 @@ def wait_for_command(process: subprocess.Popen[bytes]) -> None:
 def test_a_hostile_state_is_damage(tmp_path: Path, text: str) -> None:
     job = make_folder(tmp_path)
     (job.path / "state.json").write_text(text)
-    state = job.state()
-    assert state.state == DAMAGED
-    assert state.why.startswith(f"{job.path}/state.json is damaged: ")
+    with pytest.raises(ValueError, match=r"\S"):
+        job.state()
+    assert job.ended_at() is None
 
 
 def record(**fields: Any) -> dict[str, Any]:

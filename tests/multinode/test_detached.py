@@ -160,28 +160,6 @@ def test_a_job_is_stopped_with_a_save_between_two_starts_of_ranks(
 
 
 @pytest.mark.soak
-def test_a_damaged_state_ends_the_job_on_its_host_and_loses_nothing(
-    make_cluster: Callable[..., Cluster],
-) -> None:
-    cluster = make_cluster("a", "b")
-    b = cluster.bed["b"]
-    name = train(cluster, "--lost-after", "5")
-    b.power_off()
-    (state,) = cluster.state(b).glob(f"drumline/jobs/{name}/node-1/state.json")
-    state.write_text("")
-    cluster.reboot(b)
-    processes.wait_until(lambda: "code" in state.read_text(), "b has ended its part")
-    step = newest_step(cluster)
-    why = f"{state} is damaged: "
-    assert str(cluster.state_of(b, name)["why"]).startswith(why)
-    assert "failed (exit code 1) on b" in cluster.command("jobs", "--hosts", "a,b")
-    cluster.command("stop", name, "--hosts", "a")
-    cluster.wait_for_nothing_left()
-    train(cluster)
-    assert newest_step(cluster) > step, "it has resumed"
-
-
-@pytest.mark.soak
 def test_without_systemd_a_job_runs_on_and_says_what_is_missing(
     make_cluster: Callable[..., Cluster],
 ) -> None:

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from drumline.base.processes import EXITED, Termination, send_signal, state_of
 from drumline.base.untrusted import from_json, parse_json
 from drumline.launch.detached import units
 from drumline.launch.detached.job_folder import (
-    DAMAGED,
     DOWN,
     ENDED,
     STARTING,
@@ -30,7 +29,6 @@ from drumline.launch.detached.job_folder import (
     JobRecord,
     JobSpec,
     JobState,
-    device_addresses,
     folders_of,
     jobs_folder,
     machine_id,
@@ -57,23 +55,13 @@ CHECK_S = 2.0
 
 
 def _answer(request: Message, link: ControllerLink) -> None:
-    actions: Mapping[str, Callable[[Message, ControllerLink], None]] = {
-        "launch": _launch,
-        "list": _list,
-        "follow": _follow,
-        "stop": _stop,
-    }
+    actions = {"launch": _launch, "list": _list, "follow": _follow, "stop": _stop}
     try:
-        if (action := actions.get(request["action"])) is None:
-            raise DrumlineError(
-                f"drumline on {socket.gethostname()} has no action {request['action']!r}",
-                next_step="install the same version of drumline on all hosts",
-            )
-        action(request, link)
+        actions[request["action"]](request, link)
     except DrumlineError as error:
         link.out.send("refused", problems=[[error.what, error.next_step or ""]])
-    except OSError as error:
-        what = f"{error.filename or 'the job folder'}: {error.strerror}"
+    except (OSError, ValueError) as error:
+        what = f"the folder of the job: {error}"
         link.out.send("refused", problems=[[what, "check who owns it, and the disk"]])
 
 
@@ -105,7 +93,6 @@ def _launch(request: Message, link: ControllerLink) -> None:
         frame={**request, "node": start["node"]},
         variables=units.lasting_variables(os.environ),
         machine_id=machine_id(),
-        device_addresses=device_addresses(),
     )
     folder.create(spec)
     remove_old(jobs_folder(os.environ))
@@ -166,7 +153,6 @@ def _list(request: Message, link: ControllerLink) -> None:
             problems.append(unreadable(folder.path, error))
             continue
         link.out.send("job", **asdict(record))
-        problems += [record.why] if record.state == DAMAGED else []
     for problem in problems:
         link.out.send("notice", text=f"warning: {problem}")
     link.out.send("ended", code=0, last_lines=[])
@@ -175,7 +161,7 @@ def _list(request: Message, link: ControllerLink) -> None:
 def _record(folder: JobFolder) -> JobRecord:
     spec = folder.spec()
     state = folder.state()
-    if state.state not in (ENDED, DAMAGED) and not folder.has_keeper():
+    if state.state != ENDED and not folder.has_keeper():
         reasons = [f"the job does not run on {spec.machine}: its keeper was ended", state.why]
         state = replace(state, state=DOWN, why="; ".join(filter(None, reasons)))
     return JobRecord(
@@ -246,13 +232,8 @@ def _follow(request: Message, link: ControllerLink) -> None:
             state_before = state
             record = _record(folder)
             state = record.state
-            if state in (DOWN, DAMAGED) and state != state_before:
+            if state == DOWN != state_before:
                 link.out.send("notice", text=f"warning: {record.why}")
-            if state == DAMAGED and not folder.has_keeper():
-                raise DrumlineError(
-                    f"the job does not run on {spec.machine}, and its state is damaged",
-                    next_step=f"drumline stop {spec.name} ends it",
-                )
             # a full disk had no space for the last frame
             if state == ENDED == state_before:
                 link.out.send("ended", code=record.code, last_lines=[], end_reason=record.why)

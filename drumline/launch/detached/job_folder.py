@@ -44,11 +44,9 @@ STARTING = "starting"
 RUNNING = "running"
 WAITING = "waiting"
 ENDED = "ended"
-DAMAGED = "damaged"
 DOWN = "down"
 """The state of a job whose keeper does not run, though the job has not ended."""
 MACHINE_ID = Path("/etc/machine-id")
-NETWORK_DEVICES = Path("/sys/class/net")
 # How long a job that has ended is kept.
 RETENTION_S = 30 * 86400.0
 
@@ -89,8 +87,6 @@ class JobSpec:
     """The environment in which ssh started us."""
     machine_id: str = ""
     """A folder may be visible on several machines, and a machine may start under another name."""
-    device_addresses: tuple[str, ...] = ()
-    """Of its network devices: machines that were copied from one image have the same id."""
 
     @property
     def is_json(self) -> bool:
@@ -168,7 +164,6 @@ class JobFolder:
         check_own_folder(self.path.parent.parent)
         self.path.mkdir(mode=0o700)
         try:
-            self.check()
             for path in (self._lock, self.frames):
                 path.touch(mode=0o600, exist_ok=False)
             self.write_state(JobState())
@@ -198,15 +193,12 @@ class JobFolder:
         return from_json(JobSpec, parse_json(read_regular(self._spec)))
 
     def state(self) -> JobState:
-        try:
-            return from_json(JobState, parse_json(read_regular(self._state)))
-        except (FileNotFoundError, ValueError) as error:
-            what = f"{self._state} is damaged: {error}; stop the job, and launch it again"
-            return JobState(state=DAMAGED, why=what)
+        """Raises OSError or ValueError if it cannot be read."""
+        return from_json(JobState, parse_json(read_regular(self._state)))
 
     def ended_at(self) -> float | None:
         """In Unix seconds; None: it has not ended."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             if self.state().state == ENDED and not self.has_keeper():
                 return self._state.stat().st_mtime
         return None
@@ -245,29 +237,24 @@ class JobFolder:
         frame = {**spec.frame, "secret": "", "environment": {}}
         self._write(self._spec, replace(spec, frame=frame, variables={}))
 
-    @contextmanager
-    def held(self) -> Iterator[bool]:
-        """Whether this process holds the job while the block runs: False if its keeper does."""
-        with self._locked(fcntl.LOCK_EX) as is_held:
-            yield is_held
-
     def has_keeper(self) -> bool:
         """Whether a keeper holds it. Any number of processes may ask at once."""
-        with self._locked(fcntl.LOCK_SH) as is_free:
+        with self.held(fcntl.LOCK_SH) as is_free:
             return not is_free
 
     @contextmanager
-    def _locked(self, kind: int) -> Iterator[bool]:
+    def held(self, kind: int = fcntl.LOCK_EX) -> Iterator[bool]:
+        """Whether this process holds the job while the block runs: False if its keeper does."""
         # A network disk takes a lock only of a file that is open for writing.
         mode = os.O_RDWR if os.access(self._lock, os.W_OK) else os.O_RDONLY
         lock = os.open(self._lock, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            is_locked = True
-            try:
-                fcntl.flock(lock, kind | fcntl.LOCK_NB)
-            except BlockingIOError:
-                is_locked = False
-            yield is_locked
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+            is_held = True
+        except BlockingIOError:
+            is_held = False
+        try:
+            yield is_held
         finally:
             os.close(lock)
 
@@ -280,24 +267,11 @@ def machine_id() -> str:
     return ""
 
 
-def device_addresses() -> tuple[str, ...]:
-    """Of this machine's network devices, but for virtual ones."""
-    files = sorted(path.with_name("address") for path in NETWORK_DEVICES.glob("*/device"))
-    addresses = []
-    for file in files:
-        with suppress(OSError):
-            addresses.append(file.read_text(encoding="ascii").strip())
-    return tuple(addresses)
-
-
 def is_of_this_machine(spec: JobSpec) -> bool:
-    has_same_name = spec.machine == socket.gethostname()
     this_id = machine_id()
-    if not (spec.machine_id and this_id):
-        return has_same_name
-    if spec.machine_id != this_id:
-        return False
-    return has_same_name or not set(spec.device_addresses).isdisjoint(device_addresses())
+    if spec.machine_id and this_id:
+        return spec.machine_id == this_id
+    return spec.machine == socket.gethostname()
 
 
 def folders_of(

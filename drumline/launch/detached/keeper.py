@@ -28,7 +28,6 @@ from drumline.base.text import print_message
 from drumline.base.untrusted import open_log
 from drumline.launch.detached import units
 from drumline.launch.detached.job_folder import (
-    DAMAGED,
     ENDED,
     RUNNING,
     WAITING,
@@ -169,8 +168,6 @@ class Keeper:
         next start of this machine."""
         for number in STOP_SIGNALS.values():
             signal.signal(number, self._stop_by_signal)
-        if self.state.state == DAMAGED:
-            self.end(ExitCode.TRAINING_FAILED, self.state.why)
         why = ""
         if self.state.state == RUNNING:
             why = self._counted("its keeper or this machine was restarted")

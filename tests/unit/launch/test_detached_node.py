@@ -113,30 +113,15 @@ def test_a_machine_with_a_new_name_keeps_its_jobs(
     file = tmp_path / "machine-id"
     file.write_text("1234\n")
     monkeypatch.setattr(job_folder, "MACHINE_ID", file)
-    monkeypatch.setattr(job_folder, "NETWORK_DEVICES", tmp_path / "net")
-    (tmp_path / "net/eth0/device").mkdir(parents=True)
-    (tmp_path / "net/docker0").mkdir()
-    address = tmp_path / "net/eth0/address"
-    address.write_text("02:00:00:00:00:01\n")
-    (tmp_path / "net/docker0/address").write_text("02:42:00:00:00:01\n")
     jobs = tmp_path / "jobs"
-    addresses = job_folder.device_addresses()
-    assert addresses == ("02:00:00:00:00:01",), "a virtual device may have the same on each host"
-    before = make_folder(tmp_path, machine="before", machine_id="1234", device_addresses=addresses)
-    assert [folder.path for folder in folders_of(jobs)] == [before.path]
-    # Machines that were copied from one image: one is in the job, the other is not.
-    address.write_text("02:00:00:00:00:02\n")
-    here = JobFolder(before.path.with_name("node-1"))
-    here.create(make_spec(tmp_path, machine_id="1234"))
+    here = make_folder(tmp_path, machine="before", machine_id="1234")
     assert [folder.path for folder in folders_of(jobs)] == [here.path]
-    with monkeypatch.context() as patch:
-        patch.setattr(socket, "gethostname", lambda: "copy")
-        assert folders_of(jobs) == []
-
     file.write_text("5678\n")
     assert folders_of(jobs) == [], "another machine has its name"
     file.unlink()
-    assert [folder.path for folder in folders_of(jobs)] == [here.path], "then the name counts"
+    assert folders_of(jobs) == [], "then the name counts"
+    monkeypatch.setattr(socket, "gethostname", lambda: "before")
+    assert [folder.path for folder in folders_of(jobs)] == [here.path]
     monkeypatch.setattr(job_folder, "MACHINE_ID", Path("/proc/sys/kernel/random/boot_id"))
     monkeypatch.setattr(os.path, "ismount", lambda _: True)
     assert job_folder.machine_id() == "", "an id of /run changes with each start"
@@ -512,59 +497,6 @@ def test_jobs_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
         remove_old(tmp_path / "jobs")
     left = sorted(path.name for path in (tmp_path / "jobs").iterdir())
     assert left == ["d-recent", "e-runs", "f-damaged", "g-kept"]
-
-
-def test_a_keeper_ends_a_job_whose_state_is_damaged(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path)
-    (folder.path / "state.json").write_text('{"state": 7}')
-    assert Keeper(folder).run() == 0
-    state = folder.state()
-    assert (state.state, state.code) == (ENDED, ExitCode.TRAINING_FAILED)
-    assert state.why.startswith(f"{folder.path}/state.json is damaged: ")
-
-
-def test_a_damaged_job_is_followed_only_while_its_keeper_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(host_service, "CHECK_S", 0.0)
-    monkeypatch.chdir(tmp_path)
-    job = make_folder(tmp_path / "drumline", cwd=str(tmp_path))
-    (job.path / "state.json").write_text("{")
-    request = {"name": "digits-1a2b3c"}
-    sent: list[dict[str, Any]] = []
-    out = SimpleNamespace(
-        send=lambda kind, **content: sent.append({"kind": kind, **content}), has_room=lambda: True
-    )
-    link: Any = SimpleNamespace(out=out, is_alive=True, reads=0)
-
-    def read() -> None:
-        link.reads += 1
-        link.is_alive = link.reads < 5
-
-    link.read = read
-    with job.held():
-        host_service._follow(request, link)
-    assert [frame["kind"] for frame in sent] == ["hello", "notice"]
-    assert sent[1]["text"].startswith(f"warning: {job.path}/state.json is damaged: ")
-
-    link.is_alive = True
-    with pytest.raises(DrumlineError) as raised:
-        host_service._follow(request, link)
-    assert raised.value.lines() == [
-        f"the job does not run on {socket.gethostname()}, and its state is damaged",
-        "try: drumline stop digits-1a2b3c ends it",
-    ]
-
-
-def test_an_unknown_action_is_refused() -> None:
-    sent: list[dict[str, Any]] = []
-    out = SimpleNamespace(send=lambda kind, **content: sent.append(content))
-    link: Any = SimpleNamespace(out=out)
-    host_service._answer({"action": "pause"}, link)
-    [[[what, next_step]]] = [frame["problems"] for frame in sent]
-    assert what == f"drumline on {socket.gethostname()} has no action 'pause'"
-    assert next_step == "install the same version of drumline on all hosts"
 
 
 def test_a_keeper_is_waited_for_as_long_as_it_loads(
