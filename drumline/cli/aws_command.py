@@ -28,6 +28,7 @@ from drumline.cli import (
     launch_command,
     stop_command,
 )
+from drumline.cli.cloud_file import SHARED
 from drumline.cli.command_line import HELP_FLAG, misplaced, read_command, read_subverb, show_help
 from drumline.cli.doctor_command import show_step
 from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
@@ -35,15 +36,8 @@ from drumline.cli.launch_request import is_script
 from drumline.config import FlagTable, FlagValues, read_flags, switch
 from drumline.config.fields import flag_text
 from drumline.launch.aws.account import Account
-from drumline.launch.aws.cloud_files import SHARED
 from drumline.launch.aws.cluster_access import check_session_manager
 from drumline.launch.aws.cluster_creation import NoCapacityError, bring_up
-from drumline.launch.aws.cluster_nodes import (
-    CloudNode,
-    nodes_of,
-    ssh_config,
-    status_lines,
-)
 from drumline.launch.aws.cluster_plan import make_plan
 from drumline.launch.aws.cluster_settings import (
     CLUSTER,
@@ -54,7 +48,15 @@ from drumline.launch.aws.cluster_settings import (
     account_and_settings,
 )
 from drumline.launch.aws.own_wheels import build_wheel
-from drumline.launch.aws.stack import find_cluster, group_of, parameters_of
+from drumline.launch.aws.stack import (
+    CloudNode,
+    find_cluster,
+    group_of,
+    nodes_of,
+    parameters_of,
+    ssh_config,
+    status_lines,
+)
 from drumline.launch.aws.teardown import kept_lines, made_by_others, take_down
 from drumline.launch.hosts import Host
 from drumline.launch.node_plan import task_program

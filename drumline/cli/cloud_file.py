@@ -4,16 +4,17 @@ file."""
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from drumline.base.errors import UsageError
-from drumline.base.text import print_message
+from drumline.base.job_secret import SECRET_ENV
+from drumline.base.text import join_names, print_message
 from drumline.cli.command_line import check_command, misplaced
 from drumline.cli.launch_request import LaunchRequest
 from drumline.config import FlagTable, FlagValues
-from drumline.launch.aws import cloud_files
 from drumline.launch.aws.cluster_access import own_network
 from drumline.launch.aws.cluster_settings import (
     ME,
@@ -24,9 +25,18 @@ from drumline.launch.aws.cluster_settings import (
 from drumline.launch.aws.install import other_packages
 from drumline.launch.aws.own_wheels import EXTRAS, build_wheel
 from drumline.launch.hosts import least_nodes
+from drumline.launch.templates import render
 
 WHEELS = Path("drumline-wheels")
+SHARED = "/mnt/shared"
+"""The shared volume of a cluster."""
 FORMATS = ("skypilot", "parallelcluster")
+# The accelerated types with EFA: docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html. No account
+# is asked for a file.
+EFA_TYPES = re.compile(
+    r"(p3dn|p4de?|p5\w*|p6[\w-]*|hpc\w+|trn1n|trn2\w*)\.\w+|trn1\.32xlarge"
+    r"|(g4dn|g5|g6|g6e|gr6|g7|g7e)\.(([89]|\d\d)xlarge|metal)"
+)
 ACCELERATORS = re.compile(r"[A-Za-z][A-Za-z0-9-]*(:[1-9][0-9]*)?")
 _OF_BOTH = (
     "config",
@@ -76,7 +86,8 @@ def wrong_for_file(verb_flags: FlagValues) -> Iterator[str]:
 
 
 def cloud_file_text(request: LaunchRequest, flags: Sequence[str]) -> str:
-    """`flags`: those that the launcher of each node gets as they are."""
+    """The same job as YAML for `sky launch` or `pcluster create-cluster`: written, never run. `flags`: those
+    that the launcher of each node gets as they are."""
     verb_flags = request.flags
     problems = list[str]()
     settings = settings_from(verb_flags, problems, copies_folder=True)
@@ -84,26 +95,40 @@ def cloud_file_text(request: LaunchRequest, flags: Sequence[str]) -> str:
     if is_sky and not (settings.type or "accelerators" in verb_flags):
         problems.append("--print skypilot needs --accelerators or --type")
     if not is_sky:
-        problems += cloud_files.missing_for_parallelcluster(settings)
+        problems += _missing_for_parallelcluster(settings)
 
     check_command("launch", problems)
     least_nodes(verb_flags.nnodes, settings.nodes, known_from="--nodes")
     if settings.ssh_from == ME and not is_sky:
         settings = replace(settings, ssh_from=own_network())
 
-    program = request.program(
-        ("--run", None if is_sky else f"{cloud_files.SHARED}/runs/{request.name}")
-    )
+    program = request.program(("--run", None if is_sky else f"{SHARED}/runs/{request.name}"))
     gpus = ["--gpus", str(verb_flags.gpus)] if "gpus" in verb_flags else []
     words = program.words[1:] if program.is_task else program.words
-    return cloud_files.cloud_file_text(
-        verb_flags.print,
+    has_efa = settings.efa
+    if has_efa is None:
+        has_efa = bool(EFA_TYPES.fullmatch(settings.type))
+    return render(
+        f"aws/{verb_flags.print}.yaml.j2",
         name=verb_flags.name or request.name,
         settings=settings,
-        command=[*flags, *gpus, "--", *words],
-        requirements=_folder_requirements(settings),
+        command=shlex.join([*flags, *gpus, "--", *words]),
+        requirements=shlex.join(_folder_requirements(settings)),
         accelerators=verb_flags.accelerators,
+        has_mirror="--checkpoint.mirror" in {word.partition("=")[0] for word in words},
+        has_efa=has_efa,
+        secret_name=SECRET_ENV,
+        shared=SHARED,
     )
+
+
+def _missing_for_parallelcluster(settings: ClusterSettings) -> Iterator[str]:
+    """What its file cannot be without."""
+    needed = ("type", "region", "subnet")
+    if absent := [f"--{name}" for name in needed if not getattr(settings, name)]:
+        yield f"--print parallelcluster needs {join_names(absent)}"
+    if settings.ssh_from is None:
+        yield "--ssh-from: is missing; ParallelCluster would open ssh of the head node to the whole internet"
 
 
 def _folder_requirements(settings: ClusterSettings) -> list[str]:

@@ -20,7 +20,14 @@ from drumline.cli import train_command
 from drumline.config import FlagValues, read_flags
 from drumline.launch.keep_going import needed_bytes, next_pause_s, wait_for_space
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
-from drumline.launch.node_plan import NodePlan, Program, Supervision, default_restarts, task_program
+from drumline.launch.node_plan import (
+    SCRIPT_RESTARTS,
+    TASK_RESTARTS,
+    NodePlan,
+    Program,
+    Supervision,
+    task_program,
+)
 from drumline.runs.run_folder import run_name
 
 
@@ -116,9 +123,11 @@ class LaunchRequest:
         )
 
     def restarts(self, min_nodes: int | None) -> int:
-        default = default_restarts(
-            is_task=not is_script(self.target), may_shrink=min_nodes is not None
-        )
+        """A task resumes from its newest checkpoint. A script may not: it would train from the start
+        each time, and overwrite its files. A user who lets a job continue with fewer nodes states
+        that the script resumes."""
+        resumes = min_nodes is not None or not is_script(self.target)
+        default = TASK_RESTARTS if resumes else SCRIPT_RESTARTS
         return int(self.flags.get("max-restarts", default))
 
     def completed(self, node: NodePlan, min_nodes: int | None) -> NodePlan:

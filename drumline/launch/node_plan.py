@@ -181,13 +181,6 @@ def task_program(task: str, arguments: Sequence[str], *defaults: tuple[str, str 
     return Program(("train", task, *arguments, *added), is_task=True)
 
 
-def default_restarts(*, is_task: bool, may_shrink: bool = False) -> int:
-    """A task resumes from its newest checkpoint. A script may not: it would train from the start
-    each time, and overwrite its files. A user who lets a job continue with fewer nodes states that
-    the script resumes."""
-    return TASK_RESTARTS if is_task or may_shrink else SCRIPT_RESTARTS
-
-
 def nodes_of_hosts(hosts: Sequence[Host], port: int, nodes: Sequence[NodePlan]) -> list[NodePlan]:
     """These nodes, each on its host, with as many ranks as that has slots; their rendezvous is at
     the first."""

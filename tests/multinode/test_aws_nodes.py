@@ -45,10 +45,10 @@ AWS = """
 import base64, json, sys, time
 from pathlib import Path
 from moto.server import ThreadedMotoServer
-from drumline.launch.aws import cluster_plan, prices, stack_template
+from drumline.launch.aws import cluster_creation, cluster_plan, prices
 from drumline.launch.aws.account import connect
 from drumline.launch.aws.cluster_creation import bring_up
-from drumline.launch.aws.cluster_nodes import nodes_of
+from drumline.launch.aws.stack import nodes_of
 from drumline.launch.aws.cluster_settings import ClusterSettings
 ThreadedMotoServer("127.0.0.1", 5000, verbose=False).start()
 account, template, lost = connect("us-east-1", None), Path(sys.argv[1]), Path(sys.argv[2])
@@ -63,8 +63,8 @@ place = {"CidrBlock": "10.77.0.0/24", "AvailabilityZone": "us-east-1a"}
 subnet = ec2("create_subnet", VpcId=vpc, **place)["Subnet"]["SubnetId"]
 image = ec2("register_image", Name="image", Architecture="x86_64", RootDeviceName="/dev/sda1")["ImageId"]
 ec2("create_key_pair", KeyName="laptop")
-text = stack_template.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
-stack_template.TEMPLATE = template
+text = cluster_creation.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
+cluster_creation.TEMPLATE = template
 template.write_text(text.replace("!GetAtt MountTarget.IpAddress", "!Ref MountTarget"))
 prices.listed_price = lambda *_, **__: 1.0
 prices.spot_prices = lambda *_: {"us-east-1a": 0.5}

@@ -88,11 +88,7 @@ def make_plan(
     """Raises at the first check that fails. `full_zones`: where AWS had no capacity."""
     hardware = find_hardware(account, settings)
     stack = find_cluster(account, settings)
-    subnet: Described = {}
-    if settings.subnet is not None:
-        subnets = account.call("ec2", "describe_subnets", SubnetIds=[settings.subnet])
-        subnet = subnets["Subnets"][0]
-
+    subnet = _subnet(account, settings)
     # AWS gives no public address to several network cards.
     is_public = hardware.num_cards == 1 and (not subnet or subnet["MapPublicIpOnLaunch"])
     check_way_in(settings, hardware, is_public=is_public)
@@ -109,22 +105,14 @@ def make_plan(
     zone, *other_zones = [name for name in zone_prices if name not in full_zones]
     _check_ceiling(settings, zone_prices[zone])
 
-    # The nodes of a cluster that is up are part of what is in use. A Capacity Block has no quota.
-    if stack:
-        quota = f"the cluster exists; made by {owner_of(stack)} at {made_at(stack)}"
-    elif is_block:
-        quota = "a Capacity Block needs no quota, and was paid when it was bought"
-    else:
-        quota = check_quota(account, settings, hardware.num_vcpus)
-
     image = find_image(account, settings.ami, hardware)
+    account.call("ec2", "describe_key_pairs", KeyNames=[settings.key])
     notes = [
-        quota,
+        _quota_note(account, settings, hardware, stack, is_block=is_block),
         f"offered in {join_names(zone_prices)}",
         check_disk(settings, image),
+        *_notes(account, settings, subnet, reservation),
     ]
-    notes += _notes(account, settings, subnet, reservation)
-    account.call("ec2", "describe_key_pairs", KeyNames=[settings.key])
     parameters = {
         **_parameters(account, settings, hardware, subnet, is_public=is_public),
         "Zone": zone,
@@ -133,12 +121,11 @@ def make_plan(
         "RootDevice": image.get("RootDeviceName") or "/dev/sda1",
         "Owner": account.identity(),
     }
-    costs = list(_costs(account, settings, parameters, zone_prices[zone]))
     return ClusterPlan(
         settings=settings,
         hardware=hardware,
         parameters=parameters,
-        costs=costs,
+        costs=list(_costs(account, settings, parameters, zone_prices[zone])),
         volume_price=prices.listed_price(account, "volume"),
         notes=list(filter(None, notes)),
         unknowns=[
@@ -151,6 +138,30 @@ def make_plan(
             if not _is_above_ceiling(settings, zone_prices[name])
         },
     )
+
+
+def _subnet(account: Account, settings: ClusterSettings) -> Described:
+    """That of the flag, as AWS describes it; empty: `up` makes one."""
+    if settings.subnet is None:
+        return {}
+    answer = account.call("ec2", "describe_subnets", SubnetIds=[settings.subnet])
+    return dict(answer["Subnets"][0])
+
+
+def _quota_note(
+    account: Account,
+    settings: ClusterSettings,
+    hardware: Hardware,
+    stack: Described | None,
+    *,
+    is_block: bool,
+) -> str:
+    """Raises if the quota is too small. The nodes of a cluster that is up are part of what is in use."""
+    if stack:
+        return f"the cluster exists; made by {owner_of(stack)} at {made_at(stack)}"
+    if is_block:
+        return "a Capacity Block needs no quota, and was paid when it was bought"
+    return check_quota(account, settings, hardware.num_vcpus)
 
 
 def _named_zone(settings: ClusterSettings, subnet: Described, reservation: Described) -> str | None:

@@ -200,14 +200,7 @@ def _follow(request: Message, link: ControllerLink) -> None:
     spec = folder.spec()
     with suppress(OSError):  # without it there are no lines
         os.chdir(spec.cwd)
-    logs = Path(spec.frame["logs"])
-    output = NodeOutput(
-        logs,
-        logs / f"node-{spec.node.node_rank}.log",
-        spec.program.run,
-        link.out,
-        from_end=False,
-    )
+    output = NodeOutput(spec.frame, link.out, from_end=False)
     link.out.send("hello", protocol=PROTOCOL)
     lines = LineBuffer(MAX_PIPE_BYTES)
     state = ""

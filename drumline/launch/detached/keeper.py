@@ -293,7 +293,7 @@ class Keeper:
         attempt = Attempt(self)
         supervisor = Supervisor(frame, attempt)
         attempt.agent = supervisor.agent.process.pid
-        supervisor.agent.start(frame, asdict(node))
+        supervisor.agent.send(asdict(node))
         supervisor.run()
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)

@@ -38,8 +38,12 @@ from drumline.base.job_secret import SECRET_ENV, new_secret
 from drumline.base.rank_environment import FailureRecord
 from drumline.base.startup import process_start
 from drumline.base.text import how_it_ended, named_ranks, print_message
-from drumline.launch.node.node_rendezvous import AgentRendezvous
-from drumline.launch.node.open_rendezvous import OwnRendezvous, address_of, open_rendezvous
+from drumline.launch.node.node_rendezvous import (
+    AgentRendezvous,
+    OwnRendezvous,
+    address_of,
+    open_rendezvous,
+)
 from drumline.launch.node.rank_exchange import RankFiles, RankSignals
 from drumline.launch.node.rank_logs import failure_time
 from drumline.launch.node_plan import NodePlan, Program, Supervision

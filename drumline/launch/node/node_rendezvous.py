@@ -1,5 +1,5 @@
 """The rendezvous of nodes: the launcher of node 0, which runs the store, decides who is in the next
-round.
+round. A job on one machine has a simpler one.
 
 Each node publishes a card with its heartbeat. When all have joined, or enough of them have and the
 last call is over, node 0 publishes the list of their cards; a node accepts a list only when its own
@@ -8,10 +8,13 @@ card is on it. Then the nodes probe each other, and node 0 decides for all wheth
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
+import math
+import socket
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,13 +24,21 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from drumline.base.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
-from drumline.base.job_secret import derived, new_secret
+from drumline.base.job_secret import SECRET_ENV, derived, new_secret
 from drumline.base.text import print_message
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
 from drumline.launch.node_plan import RUN_ID, NodePlan
-from drumline.net.dial import CLOSED_S, WaitNotice
+from drumline.net.dial import (
+    CLOSED_S,
+    OPEN_RENDEZVOUS,
+    Reason,
+    WaitNotice,
+    explained,
+    explained_closed,
+    wait_for_port,
+)
 from drumline.net.handshake import nonce
-from drumline.net.interfaces import own_binding
+from drumline.net.interfaces import LOOPBACK, own_address, own_binding
 from drumline.net.key_exchange import KeyPair, unwrap_secret, wrap_secret
 from drumline.rank.rendezvous.rank_store import announce, follow
 from drumline.rank.rendezvous.reachability import (
@@ -38,6 +49,12 @@ from drumline.rank.rendezvous.reachability import (
     unreachable_nodes,
 )
 from drumline.rank.sealed_store import SealedStore, decoded, document
+from drumline.rank.tcp_store import (
+    break_dead_connections,
+    local_address,
+    open_tcp_store,
+    store_binding,
+)
 from drumline.watch.watch_folder import DIAGNOSIS_S
 
 POLL_S = 0.05
@@ -48,6 +65,17 @@ LATE_S = 30
 ROUND = "round"
 CLOSED = "closed"
 DECISION = "decision"
+STORE_TIMEOUT_S = 30
+# torch's default.
+LOCAL_STORE_TIMEOUT_S = 300
+# How long a reason may last between hosts that are up; a launcher that refuses connections may
+# still be loading torch.
+LIMITS_S: dict[str, float] = {
+    Reason.NO_ANSWER: CLOSED_S,
+    Reason.NO_ROUTE: CLOSED_S,
+    Reason.UNKNOWN_NAME: CLOSED_S,
+    Reason.REFUSED: 60.0,
+}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -73,7 +101,8 @@ class Round:
 
 
 class AgentRendezvous(RendezvousHandler):
-    """What an agent knows of its job. The methods here are for a job without other nodes."""
+    """What an agent knows of its job. The methods here are for a job on one machine: every attempt gets
+    a new store, which only this machine can reach."""
 
     def __init__(self, node: NodePlan) -> None:
         self.node = node
@@ -102,8 +131,26 @@ class AgentRendezvous(RendezvousHandler):
     def get_run_id(self) -> str:
         return RUN_ID
 
-    def explained(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @property
+    def use_agent_store(self) -> bool:
+        return self.node.num_nodes == 1
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        # Any user of this machine can reach the store.
+        self.ranks_secret = new_secret()
+        store = open_tcp_store(LOOPBACK, 0, timeout_s=LOCAL_STORE_TIMEOUT_S, bound=LOOPBACK)
+        # The agent's own part, too: ranks read their numbers from it.
+        agents: Any = SealedStore(store, self.ranks_secret, "drumline/agents")
+        return RendezvousInfo(agents, 0, 1, RendezvousStoreInfo(LOOPBACK, store.port))
+
+    def explained(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def is_closed(self) -> bool:
+        return False
+
+    def num_nodes_waiting(self) -> int:
+        return 0
 
     def are_others_running(self) -> bool:
         return False
@@ -111,10 +158,31 @@ class AgentRendezvous(RendezvousHandler):
     def is_node_waiting(self) -> bool:
         return False
 
+    def set_closed(self) -> None: ...
     def wait_for_others(self) -> None: ...
     def publish_failure(self, what: str, code: int) -> None: ...
     def warn_of_missing_nodes(self) -> None: ...
     def leave(self) -> None: ...
+
+    def shutdown(self) -> bool:
+        return True
+
+
+class OwnRendezvous(AgentRendezvous):
+    """For a node whose ranks find those of the others themselves (`--dist.on_lost_node continue`):
+    its launcher never waits for another, and restarts no ranks because of one."""
+
+    def __init__(self, node: NodePlan, secret: str | None) -> None:
+        super().__init__(node)
+        self._secret = secret
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        local_info = super().next_rendezvous()
+        self.ranks_secret = ""
+        if self._secret is not None:
+            self.ranks_secret = derived(self._secret, "ranks of nodes that continue")
+        place = RendezvousStoreInfo(self.node.master_addr, self.node.master_port)
+        return RendezvousInfo(local_info.store, 0, 1, place)
 
 
 class NodeRendezvous(AgentRendezvous):
@@ -282,7 +350,7 @@ class NodeRendezvous(AgentRendezvous):
             f"the job is over, or another node ended it; node {self.node.node_rank} cannot join it"
         )
         # node 0 may have left, with its store
-        with contextlib.suppress(dist.DistError):
+        with suppress(dist.DistError):
             if failure := self.membership.failure():
                 what = failure["sentence"]
         return self._error(what, "read the output of the others")
@@ -484,7 +552,7 @@ class NodeRendezvous(AgentRendezvous):
         if self.is_leaving:
             return False
 
-        with contextlib.suppress(dist.DistError):
+        with suppress(dist.DistError):
             if not self.is_done:
                 self.is_done = True
                 self._done_notice = WaitNotice(first_s=FIRST_NOTICE_S)
@@ -497,7 +565,7 @@ class NodeRendezvous(AgentRendezvous):
         """Collective: ranks exit at different times, and the first node must not close the store
         too soon."""
         self._done_notice = WaitNotice(first_s=FIRST_NOTICE_S)
-        with contextlib.suppress(dist.DistError):
+        with suppress(dist.DistError):
             self.membership.set_state(DONE)
             self.set_closed()  # a node that joins now is too late, and is informed
             while self._must_wait():
@@ -518,7 +586,7 @@ class NodeRendezvous(AgentRendezvous):
             return
 
         until = time.monotonic() + LINGER_S
-        with contextlib.suppress(dist.DistError):
+        with suppress(dist.DistError):
             self.membership.publish_failure(what, code)
             while self._leads and self._running_nodes() and time.monotonic() < until:
                 time.sleep(POLL_S)
@@ -533,7 +601,7 @@ class NodeRendezvous(AgentRendezvous):
             if self.membership.is_alive(rank, RUNNING, JOINING, within_s=limit_s)
         ]
 
-    @contextlib.contextmanager
+    @contextmanager
     def explained(self) -> Iterator[None]:
         """Turns an error of the store into a message that names the node which runs it."""
         try:
@@ -550,7 +618,7 @@ class NodeRendezvous(AgentRendezvous):
     def _error(self, what: str, next_step: str | None = None) -> DrumlineError:
         """Its class, and with it the exit code, is that of what ended the job."""
         kind: type[DrumlineError] = TrainingError if self.members else PreflightError
-        with contextlib.suppress(dist.DistError):
+        with suppress(dist.DistError):
             failure = self.membership.failure()
             if failure is not None and failure["code"] == ExitCode.HANG:
                 kind = HangError
@@ -573,8 +641,117 @@ class NodeRendezvous(AgentRendezvous):
 
     def shutdown(self) -> bool:
         """End the job, and leave."""
-        with contextlib.suppress(dist.DistError):
+        with suppress(dist.DistError):
             self.membership.set_state(DONE)
             self.set_closed()
         self.membership.leave()
         return True
+
+
+# Opening it
+
+
+def open_rendezvous(
+    node: NodePlan, secret: str | None, *, continues: bool = False
+) -> AgentRendezvous:
+    """The rendezvous of this node's job; node 0 runs its store. `secret`: the one that all nodes
+    were given. `continues`: its ranks do not need those of other nodes."""
+    if node.num_nodes == 1:
+        return AgentRendezvous(node)
+    if continues:
+        _warn_without_secret(node, secret)
+        return OwnRendezvous(node, secret)
+
+    if node.node_rank > 0:
+        # A controller that reached all hosts knows that they are up.
+        are_up = node.job and not node.may_shrink and not node.may_be_rebooting
+        hosts = (node.peers[node.node_rank], node.peers[0]) if are_up else None
+        wait_for_first_node(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
+
+    address = address_of(node)
+    host = node.master_addr
+    bound = None
+    if node.node_rank == 0:
+        bound = store_binding(host, name="the first node's address")
+    store = _open_store(node, host, bound=bound)
+
+    # A separate connection: a call that waits in the other does not block heartbeats.
+    heartbeats = _open_store(node, local_address(bound) if bound else host)
+    membership = Membership(heartbeats, node, secret)
+    break_dead_connections(node.master_port, after_s=node.silence_s)
+    membership.check_job()
+    membership.join()
+    _warn_without_secret(node, secret)
+    return NodeRendezvous(store, node, address, membership)
+
+
+def _warn_without_secret(node: NodePlan, secret: str | None) -> None:
+    """Jobs of several nodes listen on the network."""
+    if secret is None:
+        print_message(
+            f"warning: {SECRET_ENV} is not set: whoever reaches {node.endpoint} can end or misdirect this job. Try: "
+            "set it to one value on all nodes"
+        )
+
+
+def wait_for_first_node(
+    endpoint: str,
+    *,
+    timeout_s: float,
+    hosts: tuple[str, str] | None = None,
+    limits: Mapping[str, float] = LIMITS_S,
+) -> None:
+    """Return when the first node listens. `hosts`: this one and the first, if both are up: then
+    `limits` apply."""
+    host, _, port = endpoint.rpartition(":")
+    limits = limits if hosts else {}
+    waiting = "waiting for the first node at"
+    blocked = wait_for_port(host, int(port), timeout_s=timeout_s, limits=limits, waiting=waiting)
+    if blocked is None:
+        return
+
+    if hosts is None or blocked.lasted_s < limits.get(blocked.reason, math.inf):
+        raise PreflightError(
+            f"the first node did not answer at {endpoint} within {timeout_s:g} s: {explained(blocked.reason)}",
+            next_step="start the node with NODE_RANK 0 there, and open that port to this machine",
+        )
+
+    source, target = hosts
+    if blocked.reason == Reason.UNKNOWN_NAME:
+        raise PreflightError(
+            f"the name {host} of the first host does not resolve on {source}",
+            next_step=f"add {host} to DNS, or to /etc/hosts on {source}; or give an address in --hosts",
+        )
+
+    reason = explained_closed(blocked.reason)
+    raise PreflightError(
+        f"the rendezvous port {port} is closed from {source} to {target} ({reason})",
+        next_step=OPEN_RENDEZVOUS.format(port=port, host=target),
+    )
+
+
+def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.TCPStore:
+    """`bound`: on the first node, the only address at which it listens."""
+    timeout_s = max(STORE_TIMEOUT_S, 2 * node.silence_s)
+    try:
+        return open_tcp_store(host, node.master_port, timeout_s=timeout_s, bound=bound)
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise PreflightError(
+                f"the rendezvous port {node.master_port} of {socket.gethostname()} is in use",
+                next_step="end the process that uses it (another job, or an earlier start of this one?), or choose "
+                "another: --port, --master ADDRESS:PORT or MASTER_PORT",
+            ) from error
+
+        reason = str(error).strip().splitlines()[0]
+        failed = PreflightError(
+            f"no store could be opened at {node.endpoint}: {reason}",
+            next_step="check what listens there: it must be the launcher of the node with NODE_RANK 0",
+        )
+        failed.lost_first_node = node.node_rank > 0
+        raise failed from error
+
+
+def address_of(node: NodePlan) -> str:
+    """Where the other nodes reach this one."""
+    return LOOPBACK if node.num_nodes == 1 else node.known_address or own_address(node.master_addr)

@@ -1,9 +1,9 @@
 """A node's agent as a program that the supervisor starts: `python -m
 drumline.launch.ssh.agent_process FD SUPERVISOR`.
 
-It reads from stdin what is to run, loads torch while the processes of its ranks do, then reads where
-the rendezvous is, which is sent when all hosts have answered. It writes starts and failures of ranks
-to the pipe FD, and exits when the supervisor does.
+It reads from stdin what is to run, loads torch while the processes of its ranks do, then reads its
+node, with the place of the rendezvous, which is sent when all hosts have answered. It writes starts
+and failures of ranks to the pipe FD, and exits when the supervisor does.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ def main(fd: int, supervisor: int) -> int:
     load_torch_quietly()
     import drumline.launch.node.agent  # noqa: F401 - most of the time it takes to start
 
-    start = sys.stdin.readline()
-    if not start:  # ended before it
+    node = sys.stdin.readline()
+    if not node:  # ended before it
         return ExitCode.INTERRUPTED
 
-    spec = json.loads(start)
     script_watch = spec["script_watch"] and from_json(ScriptWatch, spec["script_watch"])
     status = FrameWriter(fd)
     supervision = Supervision(
@@ -60,7 +59,7 @@ def main(fd: int, supervisor: int) -> int:
         standby=standby,
     )
     try:
-        return run_node(from_json(NodePlan, spec["node"]), program, supervision)
+        return run_node(from_json(NodePlan, json.loads(node)), program, supervision)
     except DrumlineError as error:
         status.send("error", text=str(error), lost_first_node=error.lost_first_node)
         return error.exit_code

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from drumline.base.rank_environment import read_rank
 from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_file, rank_output
+from drumline.net.frames import Message
 
 # The key of the agent's log among those of ranks.
 AGENT = (None, "err")
@@ -23,22 +24,16 @@ class Sink(Protocol):
 class NodeOutput:
     """The log files of one node."""
 
-    def __init__(
-        self,
-        logs: Path,
-        node_log: Path,
-        run: str | None,
-        out: Sink,
-        *,
-        from_end: bool = True,
-    ) -> None:
-        """`run`: the run folder of a task, with its own logs. `from_end`: leave out what is there
-        already, of an earlier attempt."""
-        self.logs = logs
-        self.run = run
+    def __init__(self, spec: Message, out: Sink, *, from_end: bool = True) -> None:
+        """`spec`: of the attempt. `from_end`: leave out what is there already, of an earlier
+        attempt."""
+        self.logs = Path(spec["logs"])
+        self.node_log = self.logs / f"node-{spec['node']['node_rank']}.log"
+        self.run: str | None = spec["program"]["run"]
+        """The run folder of a task, with its own logs."""
         self.out = out
         self.followers: dict[tuple[int | None, str], LogFollower] = {
-            AGENT: LogFollower(node_log, from_end=from_end)
+            AGENT: LogFollower(self.node_log, from_end=from_end)
         }
         """By rank (None for the agent) and stream."""
         self.rank_files: dict[int, Path] = {}

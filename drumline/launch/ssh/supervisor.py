@@ -147,7 +147,7 @@ class ControllerLink:
 
 class AgentProcess:
     """The process of an agent (agent_process.py): it loads torch at once, and runs ranks when
-    `start` is called."""
+    it gets its node."""
 
     def __init__(self, spec: Message, log: Path) -> None:
         reading, writing = os.pipe()
@@ -167,14 +167,10 @@ class AgentProcess:
         os.close(writing)
         self.status = FrameReader(reading, max_bytes=MAX_PIPE_BYTES)
         """Starts and failures of its ranks."""
-        self._send({**spec, "environment": {}})
+        self.send({**spec, "environment": {}})
 
-    def start(self, spec: Message, node: Message) -> None:
-        """All hosts have answered: it may start its ranks."""
-        self._send({**spec, "environment": {}, "node": node})
-
-    def _send(self, frame: Message) -> None:
-        """A line to the agent's stdin."""
+    def send(self, frame: Message) -> None:
+        """First the spec, then its node, when all hosts have answered and its ranks may start."""
         assert self.process.stdin
         with contextlib.suppress(OSError):  # it was killed
             self.process.stdin.write(encode(frame) + b"\n")
@@ -188,10 +184,9 @@ class Supervisor:
         self.spec = spec
         self.link = link
         self.out = link.out
-        self.logs = Path(spec["logs"])
-        self.node_log = self.logs / f"node-{spec['node']['node_rank']}.log"
         self.ending: Termination | None = None
-        self.output = NodeOutput(self.logs, self.node_log, spec["program"]["run"], link.out)
+        self.output = NodeOutput(spec, link.out)
+        self.node_log = self.output.node_log
         self.agent = AgentProcess(spec, self.node_log)
         self.end_reason = ""
         """Why this process ended the attempt by itself; empty: the controller asked for it, or the
@@ -259,7 +254,7 @@ class Supervisor:
         """Do what was asked for."""
         for frame in frames:
             if frame["kind"] == "start":
-                self.agent.start(self.spec, frame["node"])
+                self.agent.send(frame["node"])
             elif frame["kind"] == "end":
                 self.end(frame["grace_s"], frame.get("why", ""))
 

@@ -23,7 +23,7 @@ from drumline.base.rank_environment import (
 from drumline.base.startup import command_start, now, process_start
 from drumline.config.schema import WatchConfig
 from drumline.launch.node.agent import NodeAgent
-from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
+from drumline.launch.node.node_rendezvous import AgentRendezvous
 from drumline.launch.node.rank_exchange import RankFiles
 from drumline.launch.node_plan import NodePlan, Supervision
 from drumline.watch.watch_folder import WatchFolder
@@ -60,7 +60,7 @@ def test_only_the_first_ranks_of_a_command_given_here_get_its_start(
     agent.grace_s = 15.0
     agent.is_task = True
     agent.watch = WatchFolder("j")
-    agent.rendezvous = SingleNodeRendezvous(NodePlan())
+    agent.rendezvous = AgentRendezvous(NodePlan())
     try:
         variables = agent._variables()
         assert variables[COMMAND_START] == (f"{process_start():.2f}" if tells else "")

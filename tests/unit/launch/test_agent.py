@@ -14,8 +14,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from drumline.launch.node import agent as agent_module
 from drumline.launch.node.agent import NodeAgent
 from drumline.launch.node.guard import Guard, new_job
-from drumline.launch.node.node_rendezvous import Preempted
-from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
+from drumline.launch.node.node_rendezvous import AgentRendezvous, Preempted
 from drumline.launch.node.rank_exchange import RankFiles, RankSignals
 from drumline.launch.node.rank_logs import rank_file
 from drumline.launch.node_plan import NodePlan
@@ -24,7 +23,7 @@ from drumline.watch.watch_folder import WatchFolder, read_ending
 
 def test_an_agent_that_is_preempted_during_the_rendezvous_starts_no_ranks() -> None:
     agent = NodeAgent.__new__(NodeAgent)
-    agent.signals = RankSignals(list, SingleNodeRendezvous(NodePlan()), is_task=True)
+    agent.signals = RankSignals(list, AgentRendezvous(NodePlan()), is_task=True)
     agent.signals.preempt_signal = signal.SIGUSR1
     with pytest.raises(Preempted) as preempted:
         agent._start_workers(WorkerGroup.__new__(WorkerGroup))
@@ -89,7 +88,7 @@ def test_the_end_of_a_run_lets_ranks_save_though_a_node_was_lost_before(
     """torch 2.11 gives no timeout there."""
     agent = NodeAgent.__new__(NodeAgent)
     agent.is_task = True
-    agent.rendezvous = SingleNodeRendezvous(NodePlan())
+    agent.rendezvous = AgentRendezvous(NodePlan())
     agent.rendezvous.has_lost_node = True
     monkeypatch.setattr(NodeAgent, "exit_codes", lambda _: {})
     signals = []
@@ -120,7 +119,7 @@ def test_the_sidecar_learns_that_the_launcher_ends_the_ranks_and_why(
     agent = NodeAgent.__new__(NodeAgent)
     agent.is_task = True
     agent._failed = has_failed
-    agent.rendezvous = SingleNodeRendezvous(NodePlan())
+    agent.rendezvous = AgentRendezvous(NodePlan())
     agent.rendezvous.restart_reason = "node 1 (b) restarted"
     agent.rendezvous.has_lost_node = has_lost_node
     agent.watch = WatchFolder.__new__(WatchFolder)

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from drumline.base.startup import interrupted
+from drumline.cli.launch_request import LaunchRequest
+from drumline.config import FlagValues
 from drumline.launch.env_file import EnvFile
 from drumline.launch.hosts import Host
 from drumline.launch.node_plan import (
     NodePlan,
     Program,
-    default_restarts,
     nodes_of_hosts,
     task_program,
     torchrun_command,
@@ -62,9 +63,6 @@ def test_a_job_that_continues_with_fewer_nodes() -> None:
         "--rdzv-conf is_host=false,join_timeout=60,last_call_timeout=5,keep_alive_interval=10 "
         "--local-addr b -- x.py"
     )
-    assert default_restarts(is_task=False, may_shrink=True) == 3, (
-        "who asks for that says that a restart helps"
-    )
 
 
 def test_the_others_reach_the_first_node_at_the_endpoint() -> None:
@@ -101,7 +99,10 @@ def test_values_of_the_file_become_flags_of_a_task_unless_the_user_set_them() ->
 
 
 def test_only_what_resumes_by_itself_is_restarted() -> None:
-    assert (default_restarts(is_task=True), default_restarts(is_task=False)) == (3, 0)
+    task = LaunchRequest(FlagValues(), "digits", [])
+    script = LaunchRequest(FlagValues(), "train.py", [])
+    assert (task.restarts(None), script.restarts(None)) == (3, 0)
+    assert script.restarts(2) == 3, "who asks for that says that a restart helps"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from drumline.base.errors import PreflightError
-from drumline.launch.node.open_rendezvous import (
-    SingleNodeRendezvous,
+from drumline.launch.node.node_rendezvous import (
+    AgentRendezvous,
     address_of,
     open_rendezvous,
     wait_for_first_node,
@@ -96,7 +96,7 @@ def test_a_first_node_that_is_there_is_found() -> None:
 
 def test_every_attempt_has_a_store_of_its_own_on_the_loopback() -> None:
     handler = open_rendezvous(NodePlan(num_procs=2), None)
-    assert isinstance(handler, SingleNodeRendezvous)
+    assert isinstance(handler, AgentRendezvous)
     assert handler.use_agent_store
     first = handler.next_rendezvous()
     first.store.set("address", "of an attempt that is over")

@@ -8,9 +8,9 @@ import pytest
 
 from drumline.cli.launch_request import LaunchRequest
 from drumline.config import FlagValues
-from drumline.launch.node.open_rendezvous import (
+from drumline.launch.node.node_rendezvous import (
+    AgentRendezvous,
     OwnRendezvous,
-    SingleNodeRendezvous,
     open_rendezvous,
 )
 from drumline.launch.node_plan import NodePlan
@@ -40,7 +40,7 @@ def test_each_node_starts_alone_and_all_ranks_have_one_secret(
     assert without.ranks_secret == ""
     assert "DRUMLINE_SECRET is not set: whoever reaches 192.0.2.1:29500" in capsys.readouterr().err
     alone = open_rendezvous(NodePlan(), None, continues=True)
-    assert isinstance(alone, SingleNodeRendezvous)
+    assert isinstance(alone, AgentRendezvous)
     assert not isinstance(alone, OwnRendezvous)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.aws import stack, stack_template
+from drumline.launch.aws import cluster_creation, stack
 from drumline.launch.aws.account import Account
 from tests.store_server import forget_all, shared_loader
 
@@ -111,9 +111,9 @@ def make_cloud(
     monkeypatch.setattr("moto.kms.models.generate_private_key", lambda spec: None)
     forget_all(aws_server)
     template = tmp_path / "cluster.yaml"
-    text = stack_template.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
+    text = cluster_creation.TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
     template.write_text(text.replace("!GetAtt MountTarget.IpAddress", "!Ref MountTarget"))
-    monkeypatch.setattr(stack_template, "TEMPLATE", template)
+    monkeypatch.setattr(cluster_creation, "TEMPLATE", template)
     monkeypatch.setattr(stack, "POLL_S", 0.0)
     stub("pricing", "get_products", {"PriceList": [json.dumps(PRICE)]}, times=MANY)
     quota = {"QuotaName": "Running On-Demand G and VT instances", "Value": 96.0}

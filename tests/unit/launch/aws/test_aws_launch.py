@@ -17,9 +17,8 @@ from drumline.base.errors import ConfigError, PreflightError, TrainingError, Usa
 from drumline.cli import aws_command
 from drumline.launch.aws import cluster_settings
 from drumline.launch.aws.account import Account
-from drumline.launch.aws.cluster_nodes import CloudNode, ssh_config
 from drumline.launch.aws.own_wheels import build_wheel
-from drumline.launch.aws.stack import TAG
+from drumline.launch.aws.stack import TAG, CloudNode, ssh_config
 
 Stub = Callable[..., None]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from drumline.cli import main
-from drumline.launch.aws.cloud_files import EFA_TYPES
+from drumline.cli.cloud_file import EFA_TYPES
 
 WHY = "pip install 'drumline[dev]' brings it"
 yaml = pytest.importorskip("yaml", reason=WHY)

@@ -18,13 +18,12 @@ from drumline.base.errors import MissingExtraError
 from drumline.launch.aws import cluster_access, cluster_plan
 from drumline.launch.aws.account import Account, connect
 from drumline.launch.aws.cluster_access import own_network
-from drumline.launch.aws.cluster_creation import _request
-from drumline.launch.aws.cluster_nodes import status_lines
+from drumline.launch.aws.cluster_creation import TEMPLATE, _request
 from drumline.launch.aws.cluster_plan import ClusterPlan
 from drumline.launch.aws.cluster_settings import ClusterSettings
 from drumline.launch.aws.instance_type import Hardware, find_hardware, find_image
 from drumline.launch.aws.prices import UNKNOWN, fixed_cost
-from drumline.launch.aws.stack_template import TEMPLATE
+from drumline.launch.aws.stack import status_lines
 from tests.unit.launch.aws.test_template import load
 
 Stub = Callable[..., None]

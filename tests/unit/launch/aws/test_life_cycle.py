@@ -19,8 +19,12 @@ from drumline.base.errors import UsageError
 from drumline.cli import aws_command
 from drumline.launch.aws import cluster_creation, cluster_settings
 from drumline.launch.aws.account import Account, AwsError
-from drumline.launch.aws.cluster_creation import NO_CAPACITY, NoCapacityError, bring_up
-from drumline.launch.aws.cluster_nodes import nodes_of
+from drumline.launch.aws.cluster_creation import (
+    NO_CAPACITY,
+    NoCapacityError,
+    bring_up,
+    template_text,
+)
 from drumline.launch.aws.cluster_plan import (
     ClusterPlan,
     make_plan,
@@ -28,8 +32,7 @@ from drumline.launch.aws.cluster_plan import (
 from drumline.launch.aws.cluster_settings import ClusterSettings
 from drumline.launch.aws.instance_type import Hardware, zones_that_offer
 from drumline.launch.aws.prices import UNKNOWN, Cost
-from drumline.launch.aws.stack import find_stack, parameters_of
-from drumline.launch.aws.stack_template import template_text
+from drumline.launch.aws.stack import find_stack, nodes_of, parameters_of
 from drumline.launch.aws.teardown import take_down
 from tests.store_server import Proxy
 from tests.unit.launch.aws.conftest import SECRET, add_programs

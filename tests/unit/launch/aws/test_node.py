@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from drumline.launch.aws import idle_shutdown
+from drumline.launch.aws.cluster_creation import TEMPLATE, template_text
 from drumline.launch.aws.instance_type import Hardware
 from drumline.launch.aws.own_wheels import build_wheel
-from drumline.launch.aws.stack_template import TEMPLATE, template_text
 from tests.aws_node import write_programs
 from tests.multinode.needs import missing
 from tests.unit.launch.aws.test_template import load

@@ -16,9 +16,8 @@ from drumline.cli import aws_command
 from drumline.launch.aws import cluster_settings
 from drumline.launch.aws.account import Account
 from drumline.launch.aws.cluster_creation import bring_up
-from drumline.launch.aws.cluster_nodes import nodes_of
 from drumline.launch.aws.cluster_plan import make_plan
-from drumline.launch.aws.stack import TAG, find_stack, tags_of
+from drumline.launch.aws.stack import TAG, find_stack, nodes_of, tags_of
 from tests.unit.launch.aws.test_life_cycle import quiet, settings
 
 pytestmark = pytest.mark.filterwarnings(

@@ -16,8 +16,8 @@ from botocore import xform_name
 
 from drumline.launch.aws import stack, teardown
 from drumline.launch.aws.account import Account, AwsError
+from drumline.launch.aws.cluster_creation import TEMPLATE
 from drumline.launch.aws.cluster_settings import ClusterSettings
-from drumline.launch.aws.stack_template import TEMPLATE
 from drumline.launch.aws.teardown import take_down
 from tests.unit.launch.aws.test_template import load, walk
 

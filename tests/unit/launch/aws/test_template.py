@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from drumline.launch.aws.cluster_creation import MARK, TEMPLATE, template_text
 from drumline.launch.aws.instance_type import Hardware
-from drumline.launch.aws.stack_template import MARK, TEMPLATE, template_text
 
 yaml = pytest.importorskip("yaml", reason="pip install 'drumline[dev]' brings it")
 # AWS offers no way to limit these to a resource: they open the node's own channel to Session
