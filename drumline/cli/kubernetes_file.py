@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -18,24 +19,12 @@ from drumline.config.flags import REPEATED
 from drumline.config.schema import SwitchOr
 from drumline.launch.hosts import least_nodes
 from drumline.launch.kubernetes import (
-    CLAIM,
     GRACE_S,
-    IMAGE,
     JOIN_TIMEOUT_S,
-    LABEL,
-    NAME,
-    NAME_FORM,
-    QUANTITY,
-    RDMA,
     RESERVED,
-    RUNS,
-    TAINT,
     Api,
     KubernetesJob,
-    claim_paths,
     manifest_text,
-    toleration,
-    wrong_claims,
 )
 from drumline.launch.pod_template import merged_manifest, read_pod_template
 from drumline.launch.ssh.hosts_job import chosen_variables, wrong_variables
@@ -93,6 +82,23 @@ OF_KUBERNETES: FlagTable = {
         "Pass the manifest to `kubectl apply`, in kubectl's own context; a secret is created first."
     ),
 }
+# A Service's name has the strictest rules: it becomes a DNS label, and a pod's name has `-NUMBER`
+# after it.
+NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
+NAME_FORM = "a Kubernetes name: at most 50 lowercase letters, digits and dashes, a letter first"
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
+QUANTITY = re.compile(r"[1-9][0-9]{0,8}(\.[0-9]{1,3})?([kMGTP]|[KMGTP]i)?")
+_DOMAIN = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+LABEL = re.compile(rf"(?P<key>({_DOMAIN}/)?{_LABEL})=(?P<value>({_LABEL})?)")
+TAINT = re.compile(
+    rf"(?P<key>({_DOMAIN}/)?{_LABEL})(=(?P<value>({_LABEL})?))?"
+    r"(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
+)
+RDMA = re.compile(rf"(?P<resource>{_DOMAIN}/{_LABEL})(:(?P<count>[1-9][0-9]{{0,2}}))?")
+CLAIM = re.compile(rf"(?P<claim>{_DOMAIN})(:(?P<path>(/[A-Za-z0-9_.-]+)+))?")
+RUNS = "/runs"
+TAKEN_PATHS = ("/tmp", "/dev/shm")  # noqa: S108 - of the pod, which has its own
 # Flags with values of one form, and what the form is.
 _FORMS = {
     "name": (NAME, NAME_FORM),
@@ -128,6 +134,33 @@ def wrong_for_kubernetes(verb_flags: FlagValues) -> Iterator[str]:
             yield f"--env {name}: the launch sets it in the pods"
 
 
+def toleration(taint: str) -> dict[str, str]:
+    """The toleration of `KEY[=VALUE][:EFFECT]`, as `kubectl taint` writes it."""
+    match = TAINT.fullmatch(taint)
+    assert match is not None  # it was checked
+    operator = "Exists" if match["value"] is None else "Equal"
+    fields = {"key": match["key"], "operator": operator}
+    fields |= {name: match[name] for name in ("value", "effect") if match[name]}
+    return fields
+
+
+def claim_paths(claims: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The path and the claim of each `NAME[:PATH]`."""
+    for word in claims:
+        name, _, path = word.partition(":")
+        yield path or RUNS, name
+
+
+def wrong_claims(claims: Iterable[str]) -> Iterator[str]:
+    """The mistakes in the values of --pvc, each of which has its form."""
+    paths = [path for path, _ in claim_paths(claims)]
+    for path in dict.fromkeys(paths):
+        if paths.count(path) > 1:
+            yield f"--pvc: {paths.count(path)} volumes at {path}; give another NAME:/PATH"
+        if path in TAKEN_PATHS or ".." in path.split("/"):
+            yield f"--pvc: {path} cannot be the path of a volume; give another NAME:/PATH"
+
+
 def kubernetes_text(request: LaunchRequest) -> tuple[KubernetesJob, str]:
     """The job, and its manifest."""
     job = _job(request)
@@ -147,28 +180,17 @@ def _job(request: LaunchRequest) -> KubernetesJob:
             next_step="give it a --name",
         )
 
-    procs = verb_flags.get("procs", 1)
     num_nodes = verb_flags.get("nodes", 1)
     least = least_nodes(verb_flags.nnodes, num_nodes, known_from="--nodes")
     flags = {"join-timeout": JOIN_TIMEOUT_S}
     flags |= {flag: verb_flags[flag] for flag in _OF_LAUNCHER if flag in verb_flags}
-    labels = [word.partition("=") for word in verb_flags.get("node-selector", [])]
     job = KubernetesJob(
         name=name,
-        image=verb_flags.image,
         program=request.program(("--run", f"{RUNS}/{name}")),
-        namespace=verb_flags.namespace,
-        queue=verb_flags.queue,
+        flags=verb_flags,
         num_nodes=num_nodes,
-        num_procs=procs,
-        num_gpus=verb_flags.get("gpus", procs),
-        num_cpus=verb_flags.cpus,
-        memory=verb_flags.mem,
-        shared_memory=verb_flags.shm,
-        num_efa=int(verb_flags.get("efa", 0)),
-        rdma=verb_flags.rdma,
+        num_procs=verb_flags.get("procs", 1),
         claims=dict(claim_paths(verb_flags.get("pvc", []))),
-        node_selector={key: value for key, _, value in labels},
         tolerations=[toleration(taint) for taint in verb_flags.get("toleration", [])],
         variables=chosen_variables(verb_flags.get("env", []), os.environ),
         max_restarts=request.restarts(least),
@@ -205,7 +227,7 @@ def apply(job: KubernetesJob, text: str) -> None:
 
 def _create_secret(kubectl: str, job: KubernetesJob) -> None:
     """Unless it is there: pods of an earlier start may still use it. It is on no command line."""
-    namespace = ["--namespace", job.namespace] if job.namespace else []
+    namespace = ["--namespace", job.flags.namespace] if job.flags.namespace else []
     get = [kubectl, "get", "secret", job.secret, *namespace, "--ignore-not-found", "-o", "name"]
     answer = subprocess.run(get, stdout=subprocess.PIPE, encoding="utf-8", check=False)
     if answer.stdout.strip():

@@ -10,35 +10,19 @@ continue with fewer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from drumline.base.errors import ExitCode
 from drumline.base.job_secret import SECRET_ENV
+from drumline.config import FlagValues
 from drumline.launch.node_plan import DEFAULT_PORT, OWN_STORE_ENV, RUN_ID, Program
 from drumline.launch.templates import render
 
 Api = Literal["job", "jobset", "trainjob", "pytorchjob"]
 GRACE_S = 90.0
 JOIN_TIMEOUT_S = 3600
-# A Service's name has the strictest rules: it becomes a DNS label, and a pod's name has `-NUMBER`
-# after it.
-NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
-NAME_FORM = "a Kubernetes name: at most 50 lowercase letters, digits and dashes, a letter first"
-IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
-QUANTITY = re.compile(r"[1-9][0-9]{0,8}(\.[0-9]{1,3})?([kMGTP]|[KMGTP]i)?")
-_DOMAIN = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
-_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
-LABEL = re.compile(rf"(?P<key>({_DOMAIN}/)?{_LABEL})=(?P<value>({_LABEL})?)")
-TAINT = re.compile(
-    rf"(?P<key>({_DOMAIN}/)?{_LABEL})(=(?P<value>({_LABEL})?))?"
-    r"(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
-)
-RDMA = re.compile(rf"(?P<resource>{_DOMAIN}/{_LABEL})(:(?P<count>[1-9][0-9]{{0,2}}))?")
-CLAIM = re.compile(rf"(?P<claim>{_DOMAIN})(:(?P<path>(/[A-Za-z0-9_.-]+)+))?")
-RUNS = "/runs"
-TAKEN_PATHS = ("/tmp", "/dev/shm")  # noqa: S108 - of the pod, which has its own
 # What the launch, or a controller, sets in a pod.
 RESERVED = re.compile(
     r"RANK|LOCAL_RANK|NODE_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT"
@@ -51,24 +35,14 @@ class KubernetesJob:
     """What a manifest is made from."""
 
     name: str
-    image: str
     program: Program
-    namespace: str | None = None
-    queue: str | None = None
-    """Of Kueue."""
+    flags: FlagValues
+    """Of the launch: those that the template reads as they are."""
     num_nodes: int = 1
     num_procs: int = 1
-    num_gpus: int = 0
     """Ranks on each node."""
-    num_cpus: int | None = None
-    memory: str | None = None
-    shared_memory: str | None = None
-    num_efa: int = 0
-    rdma: str | None = None
-    """A resource, with or without `:N`."""
     claims: Mapping[str, str] = field(default_factory=dict)
     """PersistentVolumeClaims by the path in the pods; run folders are in /runs."""
-    node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Mapping[str, str]] = ()
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     max_restarts: int = 0
@@ -107,30 +81,3 @@ def manifest_text(job: KubernetesJob, api: Api) -> str:
         preempted=int(ExitCode.PREEMPTED),
         wrong_usage=int(ExitCode.USAGE),
     )
-
-
-def toleration(taint: str) -> dict[str, str]:
-    """The toleration of `KEY[=VALUE][:EFFECT]`, as `kubectl taint` writes it."""
-    match = TAINT.fullmatch(taint)
-    assert match is not None  # it was checked
-    operator = "Exists" if match["value"] is None else "Equal"
-    fields = {"key": match["key"], "operator": operator}
-    fields |= {name: match[name] for name in ("value", "effect") if match[name]}
-    return fields
-
-
-def claim_paths(claims: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The path and the claim of each `NAME[:PATH]`."""
-    for word in claims:
-        name, _, path = word.partition(":")
-        yield path or RUNS, name
-
-
-def wrong_claims(claims: Iterable[str]) -> Iterator[str]:
-    """The mistakes in the values of --pvc, each of which has its form."""
-    paths = [path for path, _ in claim_paths(claims)]
-    for path in dict.fromkeys(paths):
-        if paths.count(path) > 1:
-            yield f"--pvc: {paths.count(path)} volumes at {path}; give another NAME:/PATH"
-        if path in TAKEN_PATHS or ".." in path.split("/"):
-            yield f"--pvc: {path} cannot be the path of a volume; give another NAME:/PATH"

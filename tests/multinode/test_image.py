@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from drumline.config import FlagValues
 from drumline.launch.kubernetes import KubernetesJob, manifest_text
 from drumline.launch.node_plan import Program
 from tests.multinode import needs
@@ -55,7 +56,9 @@ def test_a_pod_in_the_image_is_ready_saves_on_sigterm_and_resumes(tmp_path: Path
     words = ("train", "digits", "--run", run, "--train.epochs", "5000")
     program = Program(words, is_task=True, run=run)
     manifest = tmp_path / "job.yaml"
-    job = KubernetesJob(name="digits", image="i", program=program, num_procs=2)
+    job = KubernetesJob(
+        name="digits", flags=FlagValues({"image": "i"}), program=program, num_procs=2
+    )
     manifest.write_text(manifest_text(job, "job"))
     image = tmp_path / "image"
     image.mkdir()

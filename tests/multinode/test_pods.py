@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from drumline.config import FlagValues
 from drumline.launch.kubernetes import Api, KubernetesJob, manifest_text
 from drumline.launch.node_plan import Program
 from drumline.launch.pod_template import pods_of
@@ -133,7 +134,7 @@ def test_pods_of_a_script_join_as_one_job(
         host.set_names({host.name: host.address, FIRST_POD[api]: bed["a"].address})
     manifest = KubernetesJob(
         name="digits",
-        image="i",
+        flags=FlagValues({"image": "i"}),
         program=Program(("script.py",)),
         num_nodes=2,
         num_procs=2,
@@ -157,8 +158,8 @@ def task_job(folder: Path, **changes: Any) -> KubernetesJob:
     run = str(folder / "run")
     words = ("train", "task.py:Digits", "--run", run, "--log.every_steps", "1")
     program = Program(words, is_task=True, run=run)
-    fields: dict[str, Any] = {"name": "digits", "image": "i", "program": program, "num_nodes": 2}
-    return KubernetesJob(**{**fields, **changes})
+    fields: dict[str, Any] = {"name": "digits", "program": program, "num_nodes": 2}
+    return KubernetesJob(flags=FlagValues({"image": "i"}), **{**fields, **changes})
 
 
 def wait_for_steps(run: Path) -> None:

@@ -10,15 +10,13 @@ from typing import Any, get_args
 
 import pytest
 
-from drumline.cli.kubernetes_file import wrong_for_kubernetes
+from drumline.cli.kubernetes_file import toleration, wrong_claims, wrong_for_kubernetes
 from drumline.config import FlagValues
 from drumline.launch.kubernetes import (
     RESERVED,
     Api,
     KubernetesJob,
     manifest_text,
-    toleration,
-    wrong_claims,
 )
 from drumline.launch.node_plan import Program
 from drumline.launch.pod_template import pods_of
@@ -36,27 +34,28 @@ VERSIONS = ("1.29", "1.37")
 def manifest(**changes: Any) -> KubernetesJob:
     fields: dict[str, Any] = {
         "name": "digits",
-        "image": "me/train:1",
         "program": SCRIPT,
         "num_nodes": 2,
         "num_procs": 4,
-        "num_gpus": 4,
         "claims": {"/runs": "shared"},
     }
-    return KubernetesJob(**{**fields, **changes})
+    flags = FlagValues({"image": "me/train:1", **changes.pop("flags", {})})
+    return KubernetesJob(flags=flags, **{**fields, **changes})
 
 
 EVERYTHING: dict[str, Any] = {
     "program": TASK,
-    "namespace": "team",
-    "queue": "gpus",
-    "num_cpus": 90,
-    "memory": "1.5Ti",
-    "shared_memory": "64Gi",
-    "num_efa": 4,
-    "rdma": "rdma/cards:2",
+    "flags": {
+        "namespace": "team",
+        "queue": "gpus",
+        "cpus": 90,
+        "mem": "1.5Ti",
+        "shm": "64Gi",
+        "efa": "4",
+        "rdma": "rdma/cards:2",
+        "node-selector": ["node.kubernetes.io/type=p5"],
+    },
     "claims": {"/runs": "shared", "/data": "images"},
-    "node_selector": {"node.kubernetes.io/type": "p5"},
     "tolerations": [toleration("nvidia.com/gpu"), toleration("team=a:NoSchedule")],
     "variables": {"NCCL_DEBUG": "INFO", "NOTE": "$(HOME)"},
 }
@@ -81,7 +80,8 @@ def after(words: list[str], flag: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, EVERYTHING, {"num_gpus": 0, "claims": {}, "num_nodes": 1, "namespace": "team"}]
+    "changes",
+    [{}, EVERYTHING, {"flags": {"gpus": 0, "namespace": "team"}, "claims": {}, "num_nodes": 1}],
 )
 def test_the_plain_job_and_its_service_are_valid(changes: dict[str, Any]) -> None:
     service, job = objects("job", **changes)
@@ -89,7 +89,7 @@ def test_the_plain_job_and_its_service_are_valid(changes: dict[str, Any]) -> Non
     validate(job)
     assert (service["kind"], job["kind"]) == ("Service", "Job")
     assert {described["metadata"].get("namespace") for described in (service, job)} == {
-        changes.get("namespace")
+        changes.get("flags", {}).get("namespace")
     }
 
 
@@ -179,7 +179,7 @@ def test_a_pod_is_confined_and_has_requests_limits_and_time_to_save(api: Api) ->
 
 @pytest.mark.parametrize("api", FORMS)
 def test_without_rdma_no_capability_and_without_a_volume_no_readiness(api: Api) -> None:
-    job = manifest(program=TASK, num_gpus=0, claims={})
+    job = manifest(program=TASK, flags={"gpus": 0}, claims={})
     template = next(pods_of(list(yaml.safe_load_all(manifest_text(job, api)))))
     (container,) = template["spec"]["containers"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -198,7 +198,7 @@ def test_a_single_rank_has_no_watchdog_that_could_tell_whether_it_is_ready() -> 
 
 @pytest.mark.parametrize("api", FORMS)
 def test_a_queued_job_is_suspended_until_kueue_starts_it(api: Api) -> None:
-    documents = objects(api, queue="gpus")
+    documents = objects(api, flags={"queue": "gpus"})
     queued = [
         described
         for described in documents
@@ -214,7 +214,7 @@ def test_a_queued_job_is_suspended_until_kueue_starts_it(api: Api) -> None:
 def test_pods_of_several_nodes_read_the_secret_of_the_job_which_is_not_in_the_manifest(
     api: Api,
 ) -> None:
-    text = manifest_text(manifest(program=TASK, namespace="team"), api)
+    text = manifest_text(manifest(program=TASK, flags={"namespace": "team"}), api)
     assert (
         "create secret generic digits-secret --namespace team --from-file=secret=/dev/stdin" in text
     )

@@ -67,7 +67,7 @@ def merged(api: Api, text: str, tmp_path: Path, **changes: Any) -> list[dict[str
 def test_a_template_is_merged_by_the_keys_of_kubernetes(api: Api, tmp_path: Path) -> None:
     name = "pytorch" if api == "pytorchjob" else "node"
     text = OWN.replace("name: node\n", f"name: {name}\n")
-    changes = {"node_selector": {"gpu": "a100"}, "tolerations": [{"key": "gpu"}]}
+    changes = {"flags": {"node-selector": ["gpu=a100"]}, "tolerations": [{"key": "gpu"}]}
     for template in pods_of(merged(api, text, tmp_path, **changes)):
         validate_pod(template)
         assert template["metadata"]["annotations"] == {"team": "vision", "on": "yes"}
