@@ -39,7 +39,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     },
     "ended": {"code": 1, "last_lines": ["x"]},
     "progress": {"reached_step": 3, "counted_step": 0},
-    "failed": {"rank": 0, "code": 1, "at": 1.5, "restarts_left": 1, "last_lines": ["x"]},
+    "failed": {"rank": 0, "code": 1, "failed_at": 1.5, "restarts_left": 1, "last_lines": ["x"]},
     "lines": {"rank": None, "stream": "out", "lines": ["x"]},
     "heartbeat": {"number": 1, "now": 2.0},
     "answer": {"id": 1},

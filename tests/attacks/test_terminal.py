@@ -191,7 +191,7 @@ def last_words_of_a_rank(text: str, path: Path, capsys: pytest.CaptureFixture[st
         for rank, remote in enumerate(controller.remotes):
             hear(remote, "hello", host=remote.name, protocol=PROTOCOL)
             hear(remote, "started", ranks=[rank], world_size=2, start=0, restarts_left=0)
-        failed = {"rank": 0, "code": 1, "at": 1.0, "restarts_left": 1, "error": text}
+        failed = {"rank": 0, "code": 1, "failed_at": 1.0, "restarts_left": 1, "error": text}
         hear(controller.remotes[0], "failed", last_lines=[text], **failed)
         hear(controller.remotes[0], "ended", code=1, last_lines=[text])
         assert conclude(controller) == 1

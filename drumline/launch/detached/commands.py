@@ -90,7 +90,7 @@ class Conversation(Controller):
                     record = from_json(JobRecord, frame)
                     self.records.setdefault(remote.host, []).append(record)
             case "refused":
-                what, next_step = (*(frame["problems"] or [OTHER_VERSION])[0], "", "")[:2]
+                what, next_step = next(iter(frame["problems"]), OTHER_VERSION)
                 error = PreflightError(f"{remote.name}: {what}", next_step=next_step)
                 self.errors[remote.host] = error
             case "notice":

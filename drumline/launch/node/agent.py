@@ -371,11 +371,11 @@ class NodeAgent(LocalElasticAgent):
                 "failed",
                 rank=failed.rank,
                 code=failed.code,
-                at=failed.failed_at,
+                failed_at=failed.failed_at,
                 start=self.files.num_starts - 1,
                 restarts_left=self._remaining_restarts,
                 is_watched=is_watched,
-                follows=failed.rank in followers,
+                is_follower=failed.rank in followers,
                 error=record.error if record else "",
                 full_disk=record.full_disk if record else "",
             )

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -45,7 +45,7 @@ REPORT_S = 10.0
 # failed.
 RESTARTABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
 # A supervisor of another version refuses without a reason.
-OTHER_VERSION = ["it has another version of drumline", "install the same version on all hosts"]
+OTHER_VERSION = ("it has another version of drumline", "install the same version on all hosts")
 # Signals that ask a run to save and stop; other signals only end it.
 PREEMPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -341,10 +341,9 @@ class Controller:
                 if is_new:
                     self._later(SETTLE_S, self.diagnoses.print_waiting)
 
-    def _refuses(self, remote: Remote, problems: list[list[str]]) -> None:
+    def _refuses(self, remote: Remote, problems: Sequence[tuple[str, str]]) -> None:
         """`problems`: for each what is wrong, and what to do."""
-        for problem in problems:
-            what, next_step = (*problem, "", "")[:2]
+        for what, next_step in problems:
             if remote in self.dropped:
                 self.warn(f"{remote.name} cannot join again: {what}")
             else:

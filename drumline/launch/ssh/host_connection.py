@@ -19,6 +19,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from msgspec import Meta
 
+from drumline.base.text import how_it_ended
 from drumline.base.untrusted import from_json
 from drumline.launch.hosts import Host
 from drumline.launch.node.rank_logs import decoded
@@ -41,15 +42,39 @@ START_FACTOR = 3.0
 CLOSE_S = 5.0
 Int = Annotated[int, Meta(gt=-(1 << 53), lt=1 << 53)]
 Number = Annotated[float, Meta(gt=-(1 << 53), lt=1 << 53)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailure:
+    """A rank that failed, as its host reports it."""
+
+    host: str = ""
+    rank: Int
+    code: Int
+    failed_at: Number
+    """By the clock of its host; once it is noted, by the controller's monotonic clock."""
+    restarts_left: Int
+    last_lines: tuple[str, ...]
+    is_follower: bool = False
+    """Whether it failed because another rank failed first, as the rank itself reports."""
+    error: str = ""
+    """Its error in one line, if the rank could report it."""
+    full_disk: str = ""
+    """The folder whose disk is full, if that is why."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} ({how_it_ended(self.code)})"
+
+
 # What a host may send, with the type of each field; anything else is ignored, since a host may have
 # another version, or be compromised.
-FORMS: dict[str, dict[str, Any]] = {
+FORMS: dict[str, Any] = {
     "hello": {
         "protocol": Int,
         "address": NotRequired[str],
         "unknown_names": NotRequired[list[str]],
     },
-    "refused": {"problems": list[list[str]]},
+    "refused": {"problems": list[tuple[str, str]]},
     "started": {"ranks": list[Int], "world_size": Int, "start": Int, "restarts_left": Int},
     "diagnosis": {
         "alarm": str,
@@ -64,20 +89,17 @@ FORMS: dict[str, dict[str, Any]] = {
     },
     "progress": {"reached_step": Int, "counted_step": Int},
     "ended": {"code": Int, "last_lines": list[str]},
-    "failed": {
-        "rank": Int,
-        "code": Int,
-        "restarts_left": Int,
-        "at": Number,
-        "last_lines": list[str],
-    },
+    "failed": RankFailure,
     "lines": {"rank": Int | None, "stream": str, "lines": list[str]},
     "heartbeat": {"number": Int, "now": Number},
     "answer": {"id": Int},
     "notice": {"text": str},
     "job": {"name": str},
 }
-_FRAMES: dict[str, Any] = {kind: TypedDict(kind, form) for kind, form in FORMS.items()}  # type: ignore[operator]
+_FRAMES: dict[str, Any] = {
+    kind: TypedDict(kind, form) if isinstance(form, dict) else form  # type: ignore[operator]
+    for kind, form in FORMS.items()
+}
 
 
 def decode_from_host(line: bytes, session: Session) -> Message | None:

@@ -23,8 +23,8 @@ from drumline.launch.keep_going import next_pause_s, waiting_sentence
 from drumline.launch.node.local import STOPPED, STOPPED_BETWEEN, exit_code_of
 from drumline.launch.ssh.client import last_line
 from drumline.launch.ssh.controller import PREEMPT_SIGNALS, Controller
+from drumline.launch.ssh.host_connection import RankFailure
 from drumline.launch.ssh.hosts_job import HostsJob
-from drumline.launch.ssh.remote import RankFailure
 from drumline.launch.ssh.screen import Screen
 
 T = TypeVar("T")

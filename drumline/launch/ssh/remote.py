@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from drumline.base.errors import ExitCode
 from drumline.base.text import how_it_ended
 from drumline.base.untrusted import from_json
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import SSH_FAILED, last_line
-from drumline.launch.ssh.host_connection import HANG_UP_S, HEARTBEAT_S, HostConnection
+from drumline.launch.ssh.host_connection import HANG_UP_S, HEARTBEAT_S, HostConnection, RankFailure
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LOST_GRACE_S
@@ -25,27 +25,6 @@ from drumline.watch.watch_folder import SidecarDiagnosis
 RECONNECT_S = 60.0
 # How long a spare may take to answer, once it may replace a lost host.
 SPARE_S = 20.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankFailure:
-    """A rank that failed, as its host reports it."""
-
-    host: str
-    rank: int
-    code: int
-    failed_at: float
-    """By the controller's monotonic clock."""
-    last_lines: tuple[str, ...] = ()
-    is_follower: bool = False
-    """Whether it failed because another rank failed first, as the rank itself reports."""
-    error: str = ""
-    """Its error in one line, if the rank could report it."""
-    full_disk: str = ""
-    """The folder whose disk is full, if that is why."""
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} on {self.host} ({how_it_ended(self.code)})"
 
 
 @dataclass(eq=False)
@@ -194,26 +173,16 @@ class Remote:
                 self.end_reason = str(frame.get("end_reason", ""))
                 self.ended.set()
             case "failed":
-                self._remember_failure(frame)
+                self._remember_failure(from_json(RankFailure, frame))
 
-    def _remember_failure(self, frame: Message) -> None:
+    def _remember_failure(self, failure: RankFailure) -> None:
         """An agent may report a failure again, with those that came after it."""
-        if any(failure.rank == frame["rank"] for failure in self.failures):
+        if any(failure.rank == earlier.rank for earlier in self.failures):
             return
 
-        self.restarts_left = frame["restarts_left"]
-        self.failures.append(
-            RankFailure(
-                host=self.name,
-                rank=frame["rank"],
-                code=frame["code"],
-                failed_at=frame["at"] - self.connection.clock_ahead_s,
-                last_lines=tuple(frame["last_lines"]),
-                is_follower=bool(frame.get("follows")),
-                error=str(frame.get("error", "")),
-                full_disk=str(frame.get("full_disk", "")),
-            )
-        )
+        self.restarts_left = failure.restarts_left
+        failed_at = failure.failed_at - self.connection.clock_ahead_s
+        self.failures.append(replace(failure, host=self.name, failed_at=failed_at))
 
 
 @dataclass

@@ -35,7 +35,7 @@ from drumline.launch.ssh.node_output import NodeOutput, Sink
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, Message, encode
 from drumline.watch.watch_folder import hold, make_memory_folder
 
-PROTOCOL = 12
+PROTOCOL = 13
 PR_SET_CHILD_SUBREAPER = 36
 # Until the first spec says how long it is.
 LEASE_S = float(silence_limit_s(LOST_AFTER_S))

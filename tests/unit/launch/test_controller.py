@@ -145,7 +145,7 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
         # The first time all are started again. It is printed once, unless one of the hosts has had it
         # on the screen.
         for rank, remote in enumerate(hosts):
-            hear(remote, "failed", rank=rank, at=float(rank), **failed)
+            hear(remote, "failed", rank=rank, failed_at=float(rank), **failed)
             hear(
                 remote,
                 "diagnosis",
@@ -156,7 +156,7 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
         await start(controller)
         assert all(remote.diagnosis is None for remote in hosts)
         for rank, remote in enumerate(hosts):
-            hear(remote, "failed", rank=rank, at=float(rank), **failed)
+            hear(remote, "failed", rank=rank, failed_at=float(rank), **failed)
             diagnosis = {**DIAGNOSIS, "alarm": alarm, "rank": 1, "is_ranks_error": is_ranks_error}
             hear(remote, "diagnosis", **diagnosis, is_last=True)
         return controller
@@ -240,8 +240,8 @@ def test_a_wrong_clock_does_not_change_who_was_first(make: Make, screen_file: Pa
         hear(a, "heartbeat", number=0, now=now + 1000)  # its clock is fast
         hear(b, "heartbeat", number=0, now=now)
         failed = {"code": 7, "restarts_left": 0, "start": 0}
-        hear(b, "failed", rank=1, at=now + 3, last_lines=["late"], **failed)
-        hear(a, "failed", rank=0, at=now + 1002, last_lines=["first"], **failed)
+        hear(b, "failed", rank=1, failed_at=now + 3, last_lines=["late"], **failed)
+        hear(a, "failed", rank=0, failed_at=now + 1002, last_lines=["first"], **failed)
         return controller
 
     code, lines = conclude(asyncio.run(go()), screen_file)
@@ -258,7 +258,7 @@ def test_failures_before_a_restart_are_forgotten(make: Make, screen_file: Path) 
     async def go() -> Controller:
         controller = make()
         a, b, c = await start(controller)
-        hear(b, "failed", rank=1, code=9, at=1.0, restarts_left=1, last_lines=[], start=0)
+        hear(b, "failed", rank=1, code=9, failed_at=1.0, restarts_left=1, last_lines=[], start=0)
         hear(b, "started", ranks=[1], world_size=3, start=1, restarts_left=0)
         for remote in (a, b, c):
             hear(remote, "ended", code=0, last_lines=[])
@@ -279,7 +279,7 @@ def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(
             "failed",
             rank=0,
             code=1,
-            at=time.time() + 1,
+            failed_at=time.time() + 1,
             restarts_left=0,
             last_lines=["reset"],
             start=0,
@@ -339,7 +339,7 @@ def test_a_host_that_is_shut_down_takes_its_own_part_alone(make: Make, screen_fi
     async def shut_down() -> Controller:
         controller = make(min_nodes=2, program=Program(("train", "digits"), is_task=True))
         a, b, c = await start(controller)
-        hear(c, "failed", rank=2, code=-15, at=1.0, restarts_left=3, last_lines=[], start=0)
+        hear(c, "failed", rank=2, code=-15, failed_at=1.0, restarts_left=3, last_lines=[], start=0)
         hear(c, "ended", code=130, last_lines=[])
         assert controller.dropped == [c], "a signal ended that host's part alone"
         controller.interrupted(signal.SIGTERM)
@@ -368,7 +368,7 @@ def test_agents_that_are_ended_after_their_ranks_have_saved(
                 "failed",
                 rank=rank,
                 code=code,
-                at=float(rank),
+                failed_at=float(rank),
                 restarts_left=0,
                 last_lines=[],
                 start=0,

@@ -279,7 +279,7 @@ def test_a_lost_host_after_progress_leaves_all_restarts(
                 "failed",
                 rank=0,
                 code=1,
-                at=1.0,
+                failed_at=1.0,
                 restarts_left=failed_with,
                 last_lines=[],
                 start=0,
@@ -291,7 +291,7 @@ def test_a_lost_host_after_progress_leaves_all_restarts(
     assert controller.restarts_left == left
 
 
-FAILED = """echo '{"kind": "failed", "rank": 0, "code": CODE, "restarts_left": 0, "at": 1.0, "last_lines": [], \
+FAILED = """echo '{"kind": "failed", "rank": 0, "code": CODE, "restarts_left": 0, "failed_at": 1.0, "last_lines": [], \
 "start": 0, "full_disk": "DISK"}'
 """
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from drumline.base.text import how_it_ended
 from drumline.launch.node.rank_logs import failure_time, rank_output
+from drumline.launch.ssh.host_connection import RankFailure
 from drumline.launch.ssh.hosts_launcher import in_order, last_messages
-from drumline.launch.ssh.remote import RankFailure
 
 
 def failure(
@@ -22,6 +22,7 @@ def failure(
         rank=rank,
         code=code,
         failed_at=failed_at,
+        restarts_left=0,
         last_lines=words,
         is_follower=is_follower,
     )
