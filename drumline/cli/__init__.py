@@ -105,6 +105,7 @@ def _hand_over(what: str, next_step: str | None, place: Place, details: str = ""
 
 
 def _dispatch(arguments: list[str]) -> int:
+    """Show the overview, or run the verb."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         verbs = "\n".join(
             f"  {name:<13} {summary}".replace("\n", f"\n{'':<16}")

@@ -134,6 +134,7 @@ OF_CLUSTER = ("hosts", "hostfile", "spare", "ssh", "python")
 
 
 def run(argv: Sequence[str]) -> int:
+    """The verbs about a cluster; those about jobs on it take the flags of other verbs."""
     overview = "usage: " + "\n       ".join(LINES.values()) + "\n" + ABOUT
     verb, arguments = read_subverb("aws", argv, LINES, overview)
     if verb == "launch":
@@ -164,6 +165,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _up(account: Account, settings: ClusterSettings) -> None:
+    """Make the cluster. After Ctrl-C AWS continues, which is reported."""
     try:
         _bring_up_somewhere(account, settings)
     except KeyboardInterrupt:
@@ -201,6 +203,7 @@ def _bring_up_somewhere(account: Account, settings: ClusterSettings) -> None:
 
 
 def _down(account: Account, settings: ClusterSettings, flags: FlagValues) -> None:
+    """Remove the cluster, unless somebody else made it."""
     delete_data = bool(flags.delete_data)
     other_owners = made_by_others(account, settings, delete_data=delete_data)
     if other_owners and not flags.any_owner:
@@ -230,6 +233,7 @@ def _place(settings: ClusterSettings) -> list[str]:
 
 
 def _launch(argv: Sequence[str]) -> int:
+    """Prepare and test the nodes, and launch on them."""
     table = {**LAUNCH_FLAGS, **OF_LAUNCH}
     flags = read_flags(
         argv, table, ends_at_name=True, no_settings=launch_command.SETTINGS_COME_LATER
@@ -333,6 +337,7 @@ class _CloudJob:
         self._nodes: Sequence[CloudNode] = ()
 
     def check_pairs(self) -> None:
+        """Raise if `drumline doctor` finds something on the nodes."""
         code = doctor_command.run([*self.hosts(), "--code", "/opt/drumline/bin", "--run", SHARED])
         if code:
             raise PreflightError(
@@ -355,6 +360,7 @@ class _CloudJob:
             words = [word for word in words if word != "--fresh"]  # it belongs to the first start
 
     def hosts(self) -> list[str]:
+        """The flags by which other verbs reach the nodes."""
         hosts = ",".join(node.address for node in self._nodes)
         return [
             "--hosts",
@@ -474,6 +480,7 @@ class _CloudJob:
         return waiting, reason
 
     def _start_preparing(self, node: CloudNode) -> subprocess.Popen[bytes]:
+        """Run prepare.sh there, with the wheel of this installation on its stdin."""
         host = Host(node.address)
         words = ssh_words(self._ssh, host, self._prepare_words, cwd=PurePosixPath("/"))
         with self._wheel.open("rb") as wheel:

@@ -151,6 +151,7 @@ class TaskCheck:
 
 
 def run(argv: Sequence[str]) -> int:
+    """A task, hosts over ssh, nodes without ssh, or this machine."""
     flags = read_flags(argv, OWN_FLAGS, max_positional=1)
     if not flags.positional:
         flags = read_flags(
@@ -172,6 +173,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _wrong_flags(flags: Flags) -> Iterator[str]:
+    """Every mistake in a combination of flags."""
     yield from flags.layer.problems
     verb_flags = flags.values
     yield from wrong_hosts(verb_flags)
@@ -284,6 +286,7 @@ def _node_options(verb_flags: FlagValues, environment: Mapping[str, str]) -> nod
 
 
 def _check_this_machine(verb_flags: FlagValues, task: TaskCheck | None = None) -> int:
+    """With the parameters of a task, and with real collectives, where they were asked for."""
     options = _options(verb_flags)
     facts = host_facts(options.settings)
     findings = list(machine_findings(facts))
@@ -316,6 +319,7 @@ def _check_this_machine(verb_flags: FlagValues, task: TaskCheck | None = None) -
 
 
 def _options(verb_flags: FlagValues) -> DoctorOptions:
+    """What is checked, from the flags and the environment."""
     here = Path.cwd()
     code = verb_flags.code
     # A home folder differs on every host, and is not a run's code.
@@ -338,6 +342,7 @@ def _options(verb_flags: FlagValues) -> DoctorOptions:
 
 
 def _show(verb_flags: FlagValues, result: DoctorResult) -> int:
+    """Print what the hosts and their pairs gave."""
     show_step("")
     survey = result.survey
     if verb_flags.json:
@@ -350,6 +355,7 @@ def _show(verb_flags: FlagValues, result: DoctorResult) -> int:
 
 
 def _report(findings: Sequence[Finding], notes: list[str], survey: Survey | None = None) -> None:
+    """The findings as text, as wide as the terminal."""
     report(
         findings,
         survey=survey,

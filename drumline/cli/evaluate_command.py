@@ -94,6 +94,7 @@ def with_saved_run(flags: Flags, work: Callable[[SavedRun, RunManager], None]) -
     from drumline.training.saved.saved_run import open_run
 
     def prepare() -> RankWork:
+        """Open the checkpoint before the ranks join: a mistake needs no rendezvous."""
         which = flags.values.get("which", "best")
         topology = topology_from(os.environ)
         saved = open_run(
@@ -110,6 +111,7 @@ def with_saved_run(flags: Flags, work: Callable[[SavedRun, RunManager], None]) -
 
 
 def _print(result: dict[str, Any]) -> None:
+    """The metrics as text."""
     samples = plural(result["samples"], "sample")
     ranks = plural(result["world_size"], "rank")
     lines = [f"step {result['step']}: {samples} on {ranks} in {duration(result['seconds'])}"]

@@ -35,6 +35,7 @@ s3://bucket/prefix.
 
 
 def run(argv: Sequence[str]) -> int:
+    """Check all names before torch is imported, then write the file and its model card."""
     flags = read_command("export", argv, {"": OWN_FLAGS}, HELP)
     check_run_is_named("export", flags)
     name = flags.positional[0]

@@ -28,6 +28,7 @@ FASTER = 1.05
 def find_lr(
     verb_flags: FlagValues, config: Config, task_class: type[Task], ddp: RunManager
 ) -> None:
+    """Collective: measure, and print the table and the rate on rank 0."""
     config = settle_mode(with_local_data(config, ddp), task_class, ddp)
     options = RangeOptions(verb_flags.low, verb_flags.high, verb_flags.steps)
     progress, note = _outputs(ddp)
@@ -93,6 +94,7 @@ def describe_rate(test: RangeTest, rate: float) -> str:
 def find_batch(
     verb_flags: FlagValues, config: Config, task_class: type[Task], ddp: RunManager
 ) -> None:
+    """Collective: measure, and print the table and the size on rank 0."""
     config = settle_mode(with_local_data(config, ddp), task_class, ddp)
     margin = verb_flags.margin
     progress, note = _outputs(ddp)
@@ -119,6 +121,7 @@ def find_batch(
 
 
 def batch_table(search: BatchSearch) -> Iterator[str]:
+    """The sizes that were tried, with speed and memory."""
     heading = f"{'micro-batch':>11}  {'samples/s':>10}"
     yield f"{heading}  memory" if search.measures_memory else heading
     for trial in sorted(search.trials, key=lambda trial: trial.size):
@@ -130,6 +133,7 @@ def batch_table(search: BatchSearch) -> Iterator[str]:
 
 
 def describe_batch(search: BatchSearch, margin: float, world_size: int) -> Iterator[str]:
+    """The size to set, and why."""
     chosen = search.chosen
     fastest = search.fastest
     count = math.ceil(search.limit / chosen.size)

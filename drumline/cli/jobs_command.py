@@ -51,6 +51,7 @@ ENDINGS: Mapping[int | None, str] = {
 
 
 def run(argv: Sequence[str]) -> int:
+    """A table of all jobs, or JSON; then the hosts that did not answer."""
     table = {"over ssh": HOST_FLAGS, "output": OUTPUT_FLAGS}
     flags = read_command("jobs", argv, table, HELP, ends_with=EXIT_CODES, max_positional=0)
     answers = list_jobs(question(flags))

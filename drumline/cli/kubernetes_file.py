@@ -172,6 +172,7 @@ def kubernetes_text(request: LaunchRequest) -> tuple[KubernetesJob, str]:
 
 
 def _job(request: LaunchRequest) -> KubernetesJob:
+    """What the manifest is made from. Raises where the flags do not fit the task or script."""
     verb_flags = request.flags
     name = verb_flags.name or request.name
     if not NAME.fullmatch(name):

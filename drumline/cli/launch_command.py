@@ -313,6 +313,7 @@ def _write_cloud_file(request: LaunchRequest) -> int:
 
 
 def _write(text: str, out: str | None, next_step: str) -> None:
+    """To the screen, or to the file of --out."""
     if out is None:
         show(text, end="", is_data=True)
         return

@@ -382,6 +382,7 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
 
 
 def _wrong_by_hand(verb_flags: FlagValues) -> Iterator[str]:
+    """Of --node-rank."""
     num_nodes = verb_flags.get("nodes", 1)
     if verb_flags.node_rank >= num_nodes:
         yield f"--node-rank: {verb_flags['node-rank']} must be between 0 and {num_nodes - 1} (--nodes {num_nodes})"
@@ -392,6 +393,7 @@ def _wrong_by_hand(verb_flags: FlagValues) -> Iterator[str]:
 
 
 def _wrong_for_slurm(verb_flags: FlagValues) -> Iterator[str]:
+    """Values that a batch file cannot contain, and a file that is not there."""
     options = {name: verb_flags[name] for name in (*OF_SBATCH, "job-name") if name in verb_flags}
     yield from wrong_values(options)
     for name in ("sbatch", "srun-flags"):

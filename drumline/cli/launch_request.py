@@ -46,6 +46,7 @@ class NodeOutcome:
     """The folder whose disk is full, if that ended them."""
 
     def note(self, kind: str, **content: Any) -> None:
+        """What the agent reports."""
         if kind == "signalled":
             self.was_signalled = True
         elif kind == "started":
@@ -184,6 +185,7 @@ class LaunchRequest:
         return code
 
     def _run_once(self, node: NodePlan, program: Program) -> tuple[int, NodeOutcome]:
+        """One start of the agent, and how it ended."""
         from drumline.launch.node.local import run_node
 
         job = new_job()

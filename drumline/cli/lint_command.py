@@ -10,6 +10,7 @@ FROM_GIT = "git+https://github.com/OWNER/drumline#subdirectory=packages/drumline
 
 
 def run(argv: Sequence[str]) -> int:
+    """Pass the arguments on, if the linter is installed."""
     try:
         from drumline_lint import command
     except ModuleNotFoundError as error:

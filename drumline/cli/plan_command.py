@@ -49,6 +49,7 @@ PARTS = ("parameters", "gradients", "optimizer", "activations", "communication",
 
 
 def run(argv: Sequence[str]) -> int:
+    """Plan on one step without data, and print the table."""
     flags = read_command("plan", argv, {"": OWN_FLAGS}, USAGE, takes_settings=True)
     task, layers = settle_before_torch(flags)
     gpus = gpu_memory(flags.values.get("gpu", USUAL_GPUS))

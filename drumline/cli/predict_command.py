@@ -46,6 +46,7 @@ settings are those of the checkpoint; flags override them. It imports the task's
 
 
 def run(argv: Sequence[str]) -> int:
+    """Check the names before torch is imported."""
     flags = read_command(
         "predict", argv, {"": OWN_FLAGS}, HELP, max_positional=2, takes_settings=True
     )
@@ -78,6 +79,7 @@ def _run_rank(flags: Flags) -> int:
     is_array = to is not None and to.suffix == ".npy"
 
     def work(saved: SavedRun, ddp: RunManager) -> None:
+        """Rank 0 writes; the others take part in the collectives."""
         parts = predict_run(saved, ddp, data, encode=as_array if is_array else as_lines_of_json)
         if not ddp.is_main_process():
             for _ in parts:

@@ -150,6 +150,7 @@ def _is_run(target: str) -> bool:
 
 
 def _check(flags: Flags, target: str, *, of_script: bool, of_folder: bool) -> None:
+    """Raise with all mistakes of the command line."""
     problems = list(flags.layer.problems) if of_script or of_folder else []
     if of_folder:
         reason = "is for a new profile, but a run folder was given"

@@ -79,6 +79,7 @@ exit codes: 0 proved, 1 not proved, or a run failed, 2 wrong usage, 3 a run was 
 
 
 def run(argv: Sequence[str]) -> int:
+    """Run the proof in its folder; the exit code says whether it holds."""
     flags = read_command(
         "prove-resume", argv, {"": OWN_FLAGS}, USAGE, ends_with=EXIT_CODES, takes_settings=True
     )
@@ -192,6 +193,7 @@ def _folder(keep: str | None) -> Iterator[Path]:
 
 
 def _new_folder(folder: Path) -> Path:
+    """Of --keep: it may exist, if it is empty."""
     try:
         make_own_folder(folder, follow_links=True)
         is_empty = not any(folder.iterdir())

@@ -40,6 +40,7 @@ OWN_FLAGS: FlagTable = {
 
 
 def run(argv: Sequence[str]) -> int:
+    """Write the page, or serve it."""
     flags = read_command("report", argv, {"": OWN_FLAGS}, HELP, max_positional=len(argv))
     check_run_is_named("report", flags)
     verb_flags = flags.values

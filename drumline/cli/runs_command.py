@@ -30,6 +30,7 @@ MAX_METRICS = 2
 
 
 def run(argv: Sequence[str]) -> int:
+    """A table of the runs in the folder, or JSON."""
     flags = read_command("runs", argv, {"": OUTPUT_FLAGS}, HELP)
     folder = Path(flags.positional[0] if flags.positional else "runs")
     if not folder.is_dir():
@@ -49,6 +50,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _cells(listed: ListedRun) -> tuple[str, ...]:
+    """A row of the table."""
     steps = f"{listed.step:,}" + (f"/{listed.total_steps:,}" if listed.total_steps else "")
     if listed.stopped is not None:
         steps += " (ended early)"

@@ -141,6 +141,7 @@ interval, 1 some are not, 2 no prediction.
 
 
 def run(argv: Sequence[str]) -> int:
+    """Predict, measure or check."""
     verbs = {
         "predict": (_predict, PREDICT_FLAGS, PREDICT_USAGE),
         "measure": (_measure, MEASURE_FLAGS, MEASURE_USAGE),
@@ -174,6 +175,7 @@ def _keep(
 
 
 def _predict(flags: Flags) -> int:
+    """From a profile, with the options that were given."""
     if not flags.positional:
         check_command("scale predict", ["no RUN or PROFILE was given"])
     path = Path(flags.positional[0])
@@ -209,6 +211,7 @@ def _network_of(profile: ProfileResult, verb_flags: FlagValues) -> Network:
 
 
 def _measured_link(profile: ProfileResult, backend: str) -> Link:
+    """The link between nodes, from the all-reduces of the profile."""
     points = [
         (float(bucket.num_bytes), bucket.reduce_s)
         for bucket in profile.buckets
@@ -223,6 +226,7 @@ def _measured_link(profile: ProfileResult, backend: str) -> Link:
 
 
 def _measure(flags: Flags) -> int:
+    """Check everything before the first run, which takes minutes."""
     verb_flags = flags.values
     scaling = flags.values.get("scaling", "both")
     options = MeasureOptions(
@@ -258,6 +262,7 @@ def _measure(flags: Flags) -> int:
 
 
 def _check(flags: Flags) -> int:
+    """Compare, and report whether all measurements are within their interval."""
     check_run_is_named("scale check", flags)
     runs = [Path(name) for name in flags.positional]
     if missing := [run for run in runs if not run.is_dir()]:

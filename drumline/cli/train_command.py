@@ -227,6 +227,7 @@ def _start(node: NodePlan, program: Program) -> int:
 
 
 def _help(task: str | None) -> str:
+    """With a task also its defaults and its own settings."""
     from drumline.config.help import render_flags, render_help
 
     of_task: dict[str, Any] = {}

@@ -156,6 +156,7 @@ class TrainingProcess:
         exit_now(ExitCode.SUCCESS)
 
     def end_failed(self, error: BaseException) -> NoReturn:
+        """Report the error, and exit."""
         exit_code = failure_code(error, self.ddp, self.progress, run=self.folder)
         # Among several ranks the launcher does it, once none is restarted.
         if self.topology is None and exit_code == ExitCode.TRAINING_FAILED:

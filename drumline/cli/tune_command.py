@@ -68,6 +68,7 @@ exit codes: 0 nothing is wrong, 1 a log shows a problem or a line that is not
 
 
 def run(argv: Sequence[str]) -> int:
+    """Read logs, or examine hosts."""
     flags = read_command(
         "tune", argv, GROUPS, USAGE, ends_with=EXIT_CODES, max_positional=len(argv)
     )
@@ -78,6 +79,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _wrong_flags(verb_flags: FlagValues, files: Sequence[str]) -> Iterator[str]:
+    """Every mistake in a combination of flags."""
     yield from wrong_hosts(verb_flags)
     if verb_flags.log:
         reason = "does not go with --log, which only reads files"
@@ -94,6 +96,7 @@ def _wrong_flags(verb_flags: FlagValues, files: Sequence[str]) -> Iterator[str]:
 
 
 def _tune(verb_flags: FlagValues) -> int:
+    """Print the variables that findings call for."""
     # The code and the data of a run do not matter here.
     settings = HostSettings(environment=dict(os.environ), run_folder=str(Path.cwd()))
     if lists_of_hosts(verb_flags):
@@ -140,6 +143,7 @@ def _shell_lines(
 
 
 def _read_logs(files: Sequence[str], verb_flags: FlagValues) -> int:
+    """Print what the logs show, causes first."""
     log = NcclLog()
     for name in files:
         try:

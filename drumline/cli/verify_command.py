@@ -39,6 +39,7 @@ exit codes: 0 no problems, 1 problems were found, 2 no such run folder
 
 
 def run(argv: Sequence[str]) -> int:
+    """Check all runs; the exit code says whether all are right."""
     flags = read_command(
         "verify", argv, {"": OUTPUT_FLAGS}, HELP, ends_with=EXIT_CODES, max_positional=len(argv)
     )
@@ -67,6 +68,7 @@ def _verify_mirror(url: str, progress: Progress) -> RunReport:
 
 
 def _as_text(report: RunReport) -> str:
+    """A line for each part, then one for each problem."""
     lines = [str(report.run)]
     if report.job_at_work is not None:
         lines.append(f"  {report.job_at_work} is training in it: checked as far as it is written")
@@ -88,6 +90,7 @@ def _as_text(report: RunReport) -> str:
 
 
 def _as_json(report: RunReport) -> dict[str, Any]:
+    """The same for scripts."""
     return {
         "run": str(report.run),
         "valid": not report.problems,

@@ -72,6 +72,7 @@ OWN_FLAGS: FlagTable = {
 
 
 def run(argv: Sequence[str]) -> int:
+    """Show the status once, or until the run ends."""
     flags = read_command("watch", argv, {"": OWN_FLAGS}, HELP, ends_with=EXIT_CODES)
     check_run_is_named("watch", flags)
     verb_flags = flags.values
@@ -109,6 +110,7 @@ def _final_code(run: RunStatus) -> int:
 
 
 def _follow(reader: RunStatusReader, every_s: float, write: Writer) -> int:
+    """Without a terminal: lines, until the run ends or nobody reads."""
     shown: Notices = []
     while True:
         run = reader.read()
@@ -123,6 +125,7 @@ def _follow(reader: RunStatusReader, every_s: float, write: Writer) -> int:
 
 
 def _write_json(run: RunStatus, notices: Notices, *, is_once: bool) -> None:
+    """One line for each update."""
     rows = [] if run.status is None else all_rows(run.status)
     record = {
         "age_s": round(run.age_s, 1),
@@ -135,6 +138,7 @@ def _write_json(run: RunStatus, notices: Notices, *, is_once: bool) -> None:
 
 
 def _write_text(run: RunStatus, notices: Notices, *, is_once: bool) -> None:
+    """All ranks at once, or those that need attention."""
     lines: list[str] = []
     if run.status is not None:
         rows = all_rows(run.status)

@@ -70,6 +70,7 @@ def read_pod_template(path: Path) -> dict[str, Any]:
 
 
 def _check_form(template: Any) -> None:
+    """Raise unless it has the form of a pod, or of the template in a Job."""
     _check_fields(template, "the template", OF_TEMPLATE)
     if template.get("kind", "Pod") != "Pod":
         raise TemplateError(f"it is a {template['kind']!r}, not a pod")
@@ -120,6 +121,7 @@ def _check_events(events: Iterator[Any]) -> None:
 
 
 def _value_of(node: Any) -> Any:
+    """The value of a node of YAML, as JSON has it."""
     import yaml
 
     if isinstance(node, yaml.SequenceNode):
@@ -140,6 +142,7 @@ def _value_of(node: Any) -> Any:
 
 
 def _pairs(mapping: Any) -> Iterator[tuple[str, Any]]:
+    """The keys and values of a mapping, each key once."""
     keys = set[str]()
     for key, value in mapping.value:
         line = key.start_mark.line + 1
@@ -212,6 +215,7 @@ def merge_into(target: dict[str, Any], patch: Mapping[str, Any], where: str) -> 
 
 
 def _directive(value: Any, field: str) -> str | None:
+    """What `$patch` says in a mapping; None: nothing."""
     if not isinstance(value, dict) or PATCH not in value:
         return None
     directive: str = value[PATCH]
@@ -221,6 +225,7 @@ def _directive(value: Any, field: str) -> str | None:
 
 
 def _merged_list(current: Any, items: list[Any], name: str, where: str) -> list[Any]:
+    """A list with a merge key is merged item by item; another one is replaced."""
     # An item that is only the directive is for the whole list.
     whole = [item for item in items if isinstance(item, dict) and set(item) == {PATCH}]
     replaces = [_directive(item, where) for item in whole] == ["replace"]
@@ -242,6 +247,7 @@ def _merged_list(current: Any, items: list[Any], name: str, where: str) -> list[
 def _merge_item(
     items: list[Any], patch: dict[str, Any], merge_key: str, name: str, where: str
 ) -> None:
+    """Merge one item into the list, by its name or whatever the merge key is."""
     identity = patch[merge_key]
     field = f"{where}[{identity}]"
     directive = _directive(patch, field)
@@ -289,6 +295,7 @@ def _contradictions(before: dict[str, Any], after: dict[str, Any]) -> Iterator[s
 def _container_contradictions(
     before: dict[str, Any], after: dict[str, Any], where: str
 ) -> Iterator[str]:
+    """The same for the container that the launch has made."""
     for name in FIXED_IN_CONTAINER:
         if after.get(name) != before.get(name):
             hint = "; give --image" if name == "image" else ""

@@ -87,6 +87,7 @@ class PeerConnection(asyncio.Protocol):
         self._send_plain(next(self._handshake))
 
     def data_received(self, data: bytes) -> None:
+        """Lines of the handshake, then frames; whatever is neither ends the connection."""
         self._lines.add(data)
         try:
             while not self.why and (line := self._lines.pop()) is not None:
@@ -97,6 +98,7 @@ class PeerConnection(asyncio.Protocol):
             self.end(error.kind, is_refused=True)
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Note why, and inform the owner."""
         if not self.why:
             self.why = reason_of(error) if isinstance(error, OSError) else Reason.CLOSED
         if self._timer is not None:
@@ -113,6 +115,7 @@ class PeerConnection(asyncio.Protocol):
             self.end(LATE, is_refused=True)
 
     def _receive(self, line: bytes) -> None:
+        """A frame of the peer, or the next step of the handshake."""
         if self._session is not None:
             self._owner.message_received(self, self._session.decode(line))
             return
@@ -122,6 +125,7 @@ class PeerConnection(asyncio.Protocol):
             self._open(done.value)
 
     def _open(self, agreed: Agreed) -> None:
+        """The handshake has succeeded: from here on lines are sealed."""
         if self._timer is not None:
             self._timer.cancel()
         self._send_plain(agreed.last)
@@ -151,6 +155,7 @@ class PendingConnections:
         return sum(map(len, self._waiting.values()))
 
     def add(self, connection: PeerConnection) -> None:
+        """The oldest one of its group makes room."""
         waiting = self._waiting.setdefault(self._group(connection), {})
         if len(waiting) >= MAX_PENDING:
             oldest = next(iter(waiting))
@@ -194,6 +199,7 @@ class Acceptor:
         await asyncio.gather(*self._accepting, return_exceptions=True)
 
     def _accept(self) -> None:
+        """Take what waits, a few at a time."""
         loop = asyncio.get_running_loop()
         for _ in range(ACCEPTED_AT_ONCE):
             try:

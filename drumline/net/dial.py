@@ -219,6 +219,7 @@ class ProbeListener:
         self._socket.close()
 
     def _answer(self) -> None:
+        """The thread: until the socket is closed."""
         while True:
             try:
                 caller, _ = self._socket.accept()

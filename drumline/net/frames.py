@@ -192,6 +192,7 @@ class FrameReader:
         return self.session.decode(line)
 
     def _receive(self, timeout_s: float) -> bool:
+        """Read once; False: nothing came within this time, or the other side has closed."""
         if self.is_closed or not self._poll.poll(timeout_s * 1000):
             return False
         try:
@@ -225,6 +226,7 @@ class FrameWriter:
         return not self._waiting
 
     def flush(self) -> None:
+        """Write as much as the pipe takes now."""
         while self._waiting:
             try:
                 del self._waiting[: os.write(self._fd, self._waiting)]

@@ -57,6 +57,7 @@ def interfaces() -> list[Interface]:
 
 
 def _interface(name: str, ipv6: Sequence[str]) -> Interface:
+    """As the kernel describes it."""
     address = _ask(name, GET_ADDRESS)
     mtu = _ask(name, GET_MTU)
     return Interface(
@@ -83,6 +84,7 @@ def gloo_interface(
 
 
 def _named_interface(candidates: Sequence[Interface], name: str) -> Interface | None:
+    """The one that a variable names, if it has an address."""
     for interface in candidates:
         if interface.name == name and interface.address:
             return interface
@@ -221,6 +223,7 @@ def is_own(address: str) -> bool:
 
 
 def _holder(candidates: Sequence[Interface], address: str) -> Interface | None:
+    """The interface that has this address."""
     for interface in candidates:
         if address == interface.address or address in interface.ipv6:
             return interface

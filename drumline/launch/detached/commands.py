@@ -40,6 +40,7 @@ class DetachedJob(HostsJob):
     name: str
 
     def spec(self, node: NodePlan) -> dict[str, Any]:
+        """What a keeper needs beside what a supervisor gets."""
         return {
             **super().spec(node),
             "action": "launch",
@@ -84,6 +85,7 @@ class Conversation(Controller):
         self.errors: dict[Host, DrumlineError] = {}
 
     def _receive(self, remote: Remote, frame: Mapping[str, Any]) -> None:
+        """Note the answers; nothing that a host sends ends or starts anything here."""
         match frame["kind"]:
             case "job":
                 with contextlib.suppress(ValueError):
@@ -97,6 +99,7 @@ class Conversation(Controller):
                 self.screen.report(f"{remote.name}: {frame['text']}", is_error=True)
 
     def _lost(self, remote: Remote) -> None:
+        """Note why there is no answer, or no whole one."""
         connection = remote.connection
         if remote.has_begun:
             error = was_lost(remote.host, connection.ssh_code, list(connection.stderr))
@@ -125,6 +128,7 @@ def follow_command(follow: Sequence[str], verb: str, job: str, hosts: Sequence[H
 
 
 async def _launch(job: DetachedJob, screen: Screen, follow: Sequence[str]) -> int:
+    """Start the keepers on all hosts, or on none: where one cannot start, the others are stopped."""
     controller = Controller(job, screen)
     with handling(SIGNALS, controller.interrupted):
         await controller.run()
@@ -196,6 +200,7 @@ class _Attached(Conversation):
     is_detached = False
 
     def _receive(self, remote: Remote, frame: Mapping[str, Any]) -> None:
+        """As a launch shows it, but a failure ends nothing."""
         match frame["kind"]:
             case "started":
                 self.diagnoses.print_waiting()
@@ -209,6 +214,7 @@ class _Attached(Conversation):
                 super()._receive(remote, frame)
 
     def _lost(self, remote: Remote) -> None:
+        """A host that is not reached is named; the lines of the others are shown."""
         super()._lost(remote)
         if self.is_detached:
             return
@@ -218,6 +224,7 @@ class _Attached(Conversation):
         )
 
     def interrupted(self, number: signal.Signals) -> None:
+        """Close the connections; the job continues."""
         self.is_detached = True
         self.is_ending = True
         for remote in self.remotes:

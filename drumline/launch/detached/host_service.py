@@ -55,6 +55,7 @@ CHECK_S = 2.0
 
 
 def _answer(request: Message, link: ControllerLink) -> None:
+    """Do what a request asks for; what is wrong is the answer."""
     actions = {"launch": _launch, "list": _list, "follow": _follow, "stop": _stop}
     try:
         actions[request["action"]](request, link)
@@ -128,6 +129,7 @@ def _wait_for_keeper(folder: JobFolder, link: ControllerLink) -> None:
 
 
 def _not_started(folder: JobFolder) -> DrumlineError:
+    """Why the keeper ended at once: the last line of its log."""
     units.remove(folder, stops=True)
     reason = "no reason is known"
     with suppress(OSError, IndexError):
@@ -142,6 +144,7 @@ def _not_started(folder: JobFolder) -> DrumlineError:
 
 
 def _list(request: Message, link: ControllerLink) -> None:
+    """Answer with a frame for each node of a job on this machine."""
     link.out.send("hello", protocol=PROTOCOL)
     problems: list[str] = []
     for folder in folders_of(jobs_folder(os.environ), request["name"], problems):
@@ -159,6 +162,7 @@ def _list(request: Message, link: ControllerLink) -> None:
 
 
 def _record(folder: JobFolder) -> JobRecord:
+    """What the folder says, or that its keeper does not run although the job has not ended."""
     spec = folder.spec()
     state = folder.state()
     if state.state != ENDED and not folder.has_keeper():
@@ -181,6 +185,7 @@ def _record(folder: JobFolder) -> JobRecord:
 
 
 def _only_folder(request: Message) -> JobFolder:
+    """Of the job that is named. A machine has one node of a job."""
     name = request["name"]
     folders = folders_of(jobs_folder(os.environ), name)
     if not folders:
@@ -267,6 +272,7 @@ def _stop(request: Message, link: ControllerLink) -> None:
 
 
 def _end_without_keeper(folder: JobFolder, link: ControllerLink) -> JobState:
+    """Take the place of the keeper that does not run: end its processes, and record that."""
     from drumline.launch.detached.keeper import Keeper
 
     keeper = Keeper(folder)

@@ -113,6 +113,7 @@ class Attempt:
     def flush(self) -> None: ...
 
     def send(self, kind: str, **content: Any) -> None:
+        """Note what decides about another attempt, and keep what `attach` shows."""
         match kind:
             case "lines":
                 self.keeper.log_as_json(content["lines"], content["rank"])
@@ -192,6 +193,7 @@ class Keeper:
         return 0
 
     def update(self, **changes: Any) -> None:
+        """Record a change of the state. The job continues where that is not possible."""
         new = replace(self.state, **changes)
         if new == self.state and not self.unrecorded:
             return
@@ -267,6 +269,7 @@ class Keeper:
         return next((what for what, _ in refusals(self.spec.frame)), "")
 
     def _run_attempt(self) -> tuple[Attempt, Supervisor]:
+        """Run the ranks of this node once, with what is left of the restarts."""
         earlier = self.state.attempt
         if earlier:
             # No two attempts of a node may write to one run folder.
@@ -359,6 +362,7 @@ class Keeper:
 
 
 def main(path: str) -> int:
+    """Hold the job, which only one process can, and keep it running."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     folder = JobFolder(Path(path))
     if folder.path.parents[1].is_dir() and not folder.path.exists():

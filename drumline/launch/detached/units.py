@@ -112,6 +112,7 @@ def _user() -> str:
 
 
 def _start_unit(folder: JobFolder, words: Sequence[str], grace_s: float) -> None:
+    """Write the unit, and have systemd start it now and after each reboot."""
     unit = _unit_file(folder)
     make_own_folder(unit.parent, follow_links=True)
     text = UNIT.format(unit=folder.unit, words=quoted(words), stop_s=grace_s + STOP_S)

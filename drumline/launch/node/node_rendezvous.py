@@ -136,6 +136,7 @@ class AgentRendezvous(RendezvousHandler):
         return self.node.num_nodes == 1
 
     def next_rendezvous(self) -> RendezvousInfo:
+        """A store of its own for each start of ranks."""
         # Any user of this machine can reach the store.
         self.ranks_secret = new_secret()
         store = open_tcp_store(LOOPBACK, 0, timeout_s=LOCAL_STORE_TIMEOUT_S, bound=LOOPBACK)
@@ -177,6 +178,7 @@ class OwnRendezvous(AgentRendezvous):
         self._secret = secret
 
     def next_rendezvous(self) -> RendezvousInfo:
+        """The agent has a store of this machine; the ranks meet the others at the first node."""
         local_info = super().next_rendezvous()
         self.ranks_secret = ""
         if self._secret is not None:

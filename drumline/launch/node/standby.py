@@ -84,6 +84,7 @@ class Standby:
         def start(
             handler: Any, args: tuple[str, ...], env: dict[str, str]
         ) -> subprocess.Popen[bytes]:
+            """In place of torch's own start of a process."""
             return self._take(args, env, handler._stdout, handler._stderr) or cold(
                 handler,
                 args,

@@ -80,6 +80,7 @@ class NodeOutput:
             self._follow_task_log(rank, number)
 
     def _send_lines(self, *, is_last: bool) -> None:
+        """Send what was written since the last call, as far as there is room."""
         for (rank, stream), follower in self.followers.items():
             if not self.out.has_room() and not is_last:
                 break

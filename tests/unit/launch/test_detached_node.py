@@ -45,7 +45,8 @@ def make_spec(folder: Path, **fields: Any) -> JobSpec:
         "secret": "s" * 64,
     }
     program = Program(("train", "digits"), is_task=True)
-    frame["program"] = asdict(program)
+    node = NodePlan(num_nodes=2, max_restarts=3, join_timeout_s=1)
+    frame |= {"program": asdict(program), "node": asdict(node)}
     spec = JobSpec(
         name="digits-1a2b3c",
         machine=socket.gethostname(),
@@ -53,7 +54,7 @@ def make_spec(folder: Path, **fields: Any) -> JobSpec:
         launched_at=1.0,
         cwd=str(folder),
         keep_going=True,
-        node=NodePlan(num_nodes=2, max_restarts=3, join_timeout_s=1),
+        node=node,
         program=program,
         frame=frame,
         variables={"PATH": "/bin"},
