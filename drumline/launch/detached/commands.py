@@ -20,7 +20,7 @@ from drumline.base.untrusted import from_json
 from drumline.launch.detached.job_folder import JobRecord
 from drumline.launch.hosts import Host
 from drumline.launch.node_plan import NodePlan, Program
-from drumline.launch.ssh.client import remote_module, was_lost
+from drumline.launch.ssh.client import remote_module
 from drumline.launch.ssh.controller import OTHER_VERSION, Controller
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.hosts_launcher import SIGNALS, conclude, handling, with_screen
@@ -100,12 +100,7 @@ class Conversation(Controller):
 
     def _lost(self, remote: Remote) -> None:
         """Note why there is no answer, or no whole one."""
-        connection = remote.connection
-        if remote.has_begun:
-            error = was_lost(remote.host, connection.ssh_code, list(connection.stderr))
-        else:
-            error = self._unreachable(remote)
-        self.errors[remote.host] = error
+        self.errors[remote.host] = self._loss_of(remote)
         self.dropped.append(remote)
 
 

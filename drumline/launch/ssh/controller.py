@@ -398,15 +398,12 @@ class Controller:
 
     def _lost(self, remote: Remote) -> None:
         """ssh has ended before the node's job, as far as we know."""
-        connection = remote.connection
         if remote.has_begun:
-            self.reconnect.last_heard[remote.host] = connection.heard_at
-            error = was_lost(remote.host, connection.ssh_code, list(connection.stderr))
+            self.reconnect.last_heard[remote.host] = remote.connection.heard_at
         elif self.is_ending:
             return
-        else:
-            error = self._unreachable(remote)
 
+        error = self._loss_of(remote)
         if self._continues_without(remote, error.what):
             self._start_all()
             return
@@ -416,9 +413,12 @@ class Controller:
         if not self.lost:
             self._fail(error)
 
-    def _unreachable(self, remote: Remote) -> DrumlineError:
-        """The error for a host on which no supervisor has answered."""
+    def _loss_of(self, remote: Remote) -> DrumlineError:
+        """The error for a host whose connection has ended, perhaps before a supervisor answered."""
         connection = remote.connection
+        if remote.has_begun:
+            return was_lost(remote.host, connection.ssh_code, list(connection.stderr))
+
         error = not_reached(
             remote.host,
             connection.ssh_code or 0,
