@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,7 @@ from drumline.training.between_steps.trace import TracedStep
 from drumline.training.failure_report import is_own, out_of_memory
 from drumline.training.job.evaluation_job import with_local_data
 from drumline.training.job.initial_weights import load_initial_weights
-from drumline.training.job.job import (
-    Progress,
-    build_job,
-    check_streams,
-    choose_batch,
-    choose_step_kind,
-    count_steps,
-)
+from drumline.training.job.job import Progress, build_job, check_streams, count_steps
 from drumline.training.kept_state import (
     GroupState,
     KeptState,
@@ -230,8 +223,6 @@ class TrainingRun:
         config = self.config
         ddp = self.ddp
         saved = None if self.start is None else self.start.facts
-        batch = choose_batch(config.train, world_size=ddp.world_size, saved=saved)
-        step_kind = choose_step_kind(config, ddp.device, saved)
         load_weights = None
         if saved is None and config.model.init is not None:
             load_weights = partial(
@@ -243,8 +234,7 @@ class TrainingRun:
             local,
             self.task_class(local),
             ddp,
-            batch,
-            step_kind=step_kind,
+            saved=saved,
             on_data=partial(self.clock.mark, "data"),
             on_model=load_weights,
         )
@@ -387,22 +377,19 @@ class TrainingRun:
     def _make_step(self) -> AnyStep:
         """Collective: the step of the settings, or what `auto` has chosen or tries."""
         job = self.job
-        is_auto = job.step_kind == "auto"
-        is_default = is_auto and self.facts["config"]["train.step"] is None
-        trials = None
-        if is_auto:
-            trials = TrialFile(self.folder.trial_file, job.ddp)
-            self.resources.enter_context(trials)
-
+        is_default = job.step_kind == "auto" and self.facts["config"]["train.step"] is None
         options = StepOptions(
             chosen=self.facts["step"],
             num_steps=self.context.total_steps - self.progress.step,
             is_default=is_default,
             uncaptured=self._reason_against_capture(is_default=is_default),
-            trials=trials,
             on_choice=partial(self.facts.__setitem__, "step"),
+            note=self.context.note,
         )
-        return make_step(job, self.config, options, note=self.context.note)
+        if job.step_kind == "auto":
+            trials = self.resources.enter_context(TrialFile(self.folder.trial_file, job.ddp))
+            options = replace(options, failed=trials.failed, on_trial=trials.write)
+        return make_step(job, self.config, options)
 
     def _reason_against_capture(self, *, is_default: bool) -> str | None:
         """Collective. A module's hook may be on one rank alone, and all ranks must try the same

@@ -19,7 +19,6 @@ from drumline.launch.node.rank_logs import LogFollower, last_lines
 from drumline.launch.ssh.supervisor import refusals
 from drumline.runs.events import JsonLines
 from drumline.runs.run_folder import RunFolder, job_at_work, locked, set_aside, write_whole
-from drumline.training.between_steps.saver import LedgerFile
 from drumline.training.failure_report import _append
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.sidecar.sidecar_reporter import write_status_file
@@ -216,9 +215,6 @@ def test_nothing_is_appended_through(tmp_path: Path, victim: Path, kind: str) ->
             with pytest.raises(OSError, match="not a regular file"):
                 open_it(path)
         assert not _append(path, "text")
-        ledger = LedgerFile(path)
-        ledger._write({"kind": "start"})  # warns, and the run continues
-        ledger.close()
         assert last_lines(path) == []
         assert LogFollower(path).read() == []
     assert is_untouched(victim)

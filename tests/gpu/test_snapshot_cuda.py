@@ -19,7 +19,7 @@ from drumline.checkpoint.state import capture
 from drumline.checkpoint.tensor_file import Staging
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
 from drumline.runs.events import read_events
-from drumline.training.between_steps import saver
+from drumline.training.between_steps.saver import Saver
 from drumline.training.loop import Loop
 from drumline.training.tasks.built_in import MiniResNet
 from tests.gpu.test_hot_path_cuda import waiting_is_an_error
@@ -199,7 +199,7 @@ def test_the_room_on_the_gpu_leaves_what_the_run_needs_at_its_peak() -> None:
 def train_with_saves_that_must_not_wait(config: Config, run: Path) -> int:
     """Up to the copy; the writer's thread then waits as it likes. Returns how many saves there
     were."""
-    gather = saver.capture_run
+    gather = Saver._capture
     saves = []
 
     def gather_without_waiting(*args: Any, **options: Any) -> Any:
@@ -207,7 +207,7 @@ def train_with_saves_that_must_not_wait(config: Config, run: Path) -> int:
         with waiting_is_an_error():
             return gather(*args, **options)
 
-    saver.capture_run = gather_without_waiting
+    Saver._capture = gather_without_waiting  # type: ignore[method-assign]
     train_here(config, Normalised, run)
     return len(saves)
 

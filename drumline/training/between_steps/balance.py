@@ -18,15 +18,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.base.errors import UsageError
 from drumline.base.text import by_rank
-from drumline.base.untrusted import from_json
 from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Sharding, spans_of_full_batch
 from drumline.rank.collectives import gather_json
@@ -86,12 +84,16 @@ class Balance(Action):
 
         sizes = even_sizes(loader.sharding)
         measure_at = context.progress.step + WARM_UP_STEPS
-        record = read_record((saved or {}).get("balance"), sizes)
-        if record is not None:
-            sizes = record.sizes
+        record = (saved or {}).get("balance")
+        if (
+            record is not None
+            and len(record["ranks"]) == len(ranks)
+            and sum(record["sizes"]) == sum(sizes)
+        ):
+            sizes = tuple(record["sizes"])
             # On different machines the old sizes are wrong.
-            if record.ranks == self._ranks:
-                measure_at = max(measure_at, record.measure_at)
+            if record["ranks"] == self._ranks:
+                measure_at = max(measure_at, record["measure_at"])
 
         self._use(sizes, measure_at)
 
@@ -212,25 +214,6 @@ def even_sizes(sharding: Sharding) -> tuple[int, ...]:
     """How many samples of a full batch each rank gets if all have the same speed."""
     size, extra = divmod(sharding.batch_size, sharding.world_size)
     return tuple(size + (rank < extra) for rank in range(sharding.world_size))
-
-
-class BalanceRecord(msgspec.Struct):
-    """What a checkpoint has of `Balance`."""
-
-    sizes: tuple[Annotated[int, msgspec.Meta(gt=0)], ...]
-    measure_at: int
-    ranks: list[Any]
-
-
-def read_record(record: Any, even: tuple[int, ...]) -> BalanceRecord | None:
-    """What `Balance` has recorded, for as many ranks and samples; None: something else, since anyone
-    may have written it."""
-    try:
-        saved = from_json(BalanceRecord, record)
-    except ValueError:
-        return None
-    is_split = len(saved.sizes) == len(even) and sum(saved.sizes) == sum(even)
-    return saved if is_split else None
 
 
 def speed_up(before: Sequence[int], sizes: Sequence[int], seconds: Sequence[float]) -> float:

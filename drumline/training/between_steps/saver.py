@@ -16,10 +16,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -185,26 +183,58 @@ class Saver(Periodic):
             LiveBuffers(self._job.model).broadcast()
         non_finite = self._check_state()
         progress.saved_step = progress.step
-        hooks = self._context.hooks
-        is_writer = self.writer.is_writer
-        captured = capture_run(self._job, progress, self._facts, hooks, is_writer=is_writer)
-        if captured is None:
+        captured = self._capture(progress, metrics, non_finite)
+        if not self.writer.is_writer:
             return
 
         # Kept until the next save: if the writer's thread freed the pinned memory of the sums while
         # a step is being captured, torch would count the capture as a use of it, and fail later.
         self._held = captured.complete
-        state = replace(
-            captured,
-            metrics=dict(metrics),
-            non_finite=non_finite,
-            complete=partial(self._complete, captured),
-        )
         with self._job.shared_weights():  # the copy is made in it
-            kind = self.writer.start(state, copies=self._settings.background)
+            kind = self.writer.start(captured, copies=self._settings.background)
         self._paused_s = time.perf_counter() - self._paused_at
         if kind == "none":
             self.report()
+
+    def _capture(
+        self, progress: Progress, metrics: Mapping[str, float], non_finite: str | None
+    ) -> CapturedState:
+        """Collective: what the writing ranks need for a checkpoint; only rank 0's is complete. All
+        ranks already have rank 0's buffers. With a single rank this does not wait for its GPU."""
+        job = self._job
+        hooks = self._context.hooks
+        device = job.ddp.device
+        rng = gather_rng(device)
+        by_rank = _gather_rank_states(job)
+        # Being copied to the host: complete when a copy that is started later is.
+        sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
+        measured: dict[str, Any] = {"names": job.meter.names}
+        document = {
+            "step": progress.step,
+            "cursor": asdict(progress.cursor),
+            "saved_step": progress.saved_step,
+            "measured": measured,
+            "facts": dict(self._facts),
+            "stop_asked": hooks.pending_reason(),
+            "stopped": progress.stopped,
+            "metrics": progress.metrics,
+        }
+        snapshot = live_state(job, hooks, document)
+
+        def complete() -> None:
+            """In the writer's thread, before the checkpoint is written."""
+            measured.update(sums=sums.tolist())
+            self._ledger_file.flush()
+
+        return CapturedState(
+            progress.step,
+            live=snapshot.tensors,
+            frozen={"rng": rng, **by_rank.tensors},
+            documents={**snapshot.documents, **by_rank.documents},
+            metrics=dict(metrics),
+            non_finite=non_finite,
+            complete=complete,
+        )
 
     def report(self) -> None:
         """Report the checkpoint that was being written, or raise its error; waits for it."""
@@ -255,11 +285,6 @@ class Saver(Periodic):
         if self._mirror is not None:
             self._mirror.close(min(self._settings.mirror_wait_s, limit_s))
 
-    def _complete(self, captured: CapturedState) -> None:
-        """On rank 0, in the writer's thread, before the checkpoint is written."""
-        captured.complete()
-        self._ledger_file.flush()
-
     def _publish(self, newest: Path) -> None:
         """In the writer's thread, when a checkpoint is complete."""
         if self._mirror is not None:
@@ -289,11 +314,13 @@ class LedgerFile:
         self._taken: list[LedgerEntry] = []
         self._path = path
         self._lines: JsonLines | None = None
-        self._waiting: list[str] = []
 
     def start(self, context: RunContext, before: Sequence[Mapping[str, Any]] = ()) -> None:
         """Record that the job starts from this step. `before`: the positions of the group
         before."""
+        if self._path is not None:
+            self._lines = JsonLines(self._path)
+            flush_folder(self._path.parent)
         job = context.job
         train = context.config.train
         progress = context.progress
@@ -362,35 +389,16 @@ class LedgerFile:
     def flush(self) -> None:
         """Wait until all lines are on disk; called by the thread that writes the checkpoint."""
         if self._lines is not None:
-            with self._errors_as_warnings():
-                self._lines.flush()
+            self._lines.flush()
 
     def close(self) -> None:
         if self._lines is not None:
             self._lines.close()
 
     def _write(self, record: dict[str, Any]) -> None:
-        """Append a line on rank 0, after those that could not be written before."""
-        if self._path is None:
-            return
-        self._waiting.append(json.dumps(record, separators=(",", ":")))
-        with self._errors_as_warnings():
-            if self._lines is None:
-                self._lines = JsonLines(self._path)
-                flush_folder(self._path.parent)
-            while self._waiting:
-                self._lines.append(self._waiting[0])
-                del self._waiting[0]
-
-    @contextmanager
-    def _errors_as_warnings(self) -> Iterator[None]:
-        """A ledger that cannot be written does not end the run, as it does not affect the result:
-        the line is written with the next save. (If the disk is full, saving the checkpoint fails,
-        which does end the run.)"""
-        try:
-            yield
-        except OSError as error:
-            log.warning(f"the sample ledger {self._path} could not be written: {error.strerror}")
+        """Append a line on rank 0."""
+        if self._lines is not None:
+            self._lines.append(json.dumps(record, separators=(",", ":")))
 
 
 def lost_steps(before: Sequence[Mapping[str, Any]], step: int) -> list[tuple[int, int, int]]:
@@ -419,48 +427,6 @@ DATA_FILE = "data"
 COMM_FILE = "comm"
 """The file and document of `Job.comm`."""
 _STATE_NAMES = {DATA_FILE: "the state_dict() of the training data"}
-
-
-def capture_run(
-    job: Job,
-    progress: Progress,
-    facts: RunFacts,
-    hooks: TaskHooks,
-    *,
-    is_writer: bool,
-) -> CapturedState | None:
-    """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's
-    is complete. All ranks already have rank 0's buffers; with `--dist.sync` copy what it returns in
-    `job.shared_weights()`.
-
-    With a single rank this does not wait for its GPU."""
-    device = job.ddp.device
-    rng = gather_rng(device)
-    by_rank = _gather_rank_states(job)
-    # Being copied to the host: complete when a copy that is started later is.
-    sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
-    measured: dict[str, Any] = {"names": job.meter.names}
-    document = {
-        "step": progress.step,
-        "cursor": asdict(progress.cursor),
-        "saved_step": progress.saved_step,
-        "measured": measured,
-        "facts": dict(facts),
-        "stop_asked": hooks.pending_reason(),
-        "stopped": progress.stopped,
-        "metrics": progress.metrics,
-    }
-    # on every rank: a hook's may be collective
-    snapshot = live_state(job, hooks, document)
-    if not is_writer:
-        return None
-    return CapturedState(
-        progress.step,
-        live=snapshot.tensors,
-        frozen={"rng": rng, **by_rank.tensors},
-        documents={**snapshot.documents, **by_rank.documents},
-        complete=lambda: measured.update(sums=sums.tolist()),
-    )
 
 
 def live_state(job: Job, hooks: TaskHooks, document: Mapping[str, Any]) -> Snapshot:

@@ -58,7 +58,6 @@ from drumline.training.job.evaluation_job import (
 from drumline.training.job.optimizer import (
     FiniteSteps,
     LearningRates,
-    find_uncapturable,
     group_settings,
     optimizer_of,
     peak_rate,
@@ -121,9 +120,6 @@ class Job(EvaluationJob):
     data_fingerprint: str
     step_kind: str
     """A value of `train.step`."""
-    uncapturable: str | None
-    """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None:
-    it can."""
     group_settings: list[dict[str, Any]]
     """The optimizer's before its first step, by parameter group."""
     comm: PowerSGD | None
@@ -253,23 +249,23 @@ def build_job(
     config: Config,
     task: Task,
     ddp: RunManager,
-    batch: GlobalBatch | None = None,
     *,
+    saved: Mapping[str, Any] | None = None,
     step_kind: str | None = None,
     on_data: Callable[[], None] = lambda: None,
     on_model: Callable[[nn.Module], None] | None = None,
 ) -> Job:
-    """Collective: build data, model and optimizer, and compare them across ranks. `batch` and
-    `step_kind`: those of the resumed run; otherwise the settings decide. `on_data` is called when
-    the data is built, `on_model` with the new model, before it is compared."""
+    """Collective: build data, model and optimizer, and compare them across ranks. `saved`: the facts
+    of the checkpoint that the run resumes from. `step_kind`: in place of that of the settings.
+    `on_data` is called when the data is built, `on_model` with the new model, before it is
+    compared."""
     ddp.connection.heartbeat.mark(Phase.START)
     device = ddp.device
     set_arithmetic(config.train, device)
-    step_kind = step_kind or choose_step_kind(config, device)
-    in_graph = device.type == "cuda" and step_kind in CAPTURING
-    if in_graph:
+    step_kind = step_kind or choose_step_kind(config, device, saved)
+    if device.type == "cuda" and step_kind in CAPTURING:
         leave_default_stream(device)
-    batch = batch or choose_batch(config.train, world_size=ddp.world_size)
+    batch = choose_batch(config.train, world_size=ddp.world_size, saved=saved)
     plan = plan_sharding(config, ddp)
     loader, eval_loaders, data_fingerprint = _build_data(config, task, ddp, batch, plan)
     on_data()
@@ -282,9 +278,6 @@ def build_job(
     # Gradients underflow without a scale in fp16; bf16 has the range of fp32 and needs none.
     scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
     meter = Meter(device)
-    uncapturable = None
-    if in_graph:
-        uncapturable = find_uncapturable(optimizer, config.train.on_nan)
     return Job(
         task=task,
         ddp=ddp,
@@ -310,7 +303,6 @@ def build_job(
         batch=batch,
         data_fingerprint=data_fingerprint,
         step_kind=step_kind,
-        uncapturable=uncapturable,
         group_settings=group_settings(optimizer),
         comm=_power_sgd(config.dist, applied),
         sync=None if groups is None else make_sync(config.dist, model, groups),

@@ -5,12 +5,13 @@ all ranks.
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from drumline.data.loader import Step
 from drumline.rank.collectives import all_sum, broadcast_json
 from drumline.runs.run_folder import write_whole
 from drumline.training.job.job import Job
-from drumline.training.job.optimizer import set_capturable
+from drumline.training.job.optimizer import find_uncapturable, set_capturable
 from drumline.training.manager import RunManager
 from drumline.training.steps.compilation import compiled_step
 from drumline.training.steps.eager import AnyStep, ElasticStep, TrainStep
@@ -49,16 +50,20 @@ class StepOptions:
 
     chosen: str | None = None
     """The earlier choice of `auto` in this run."""
-    num_steps: int | None = None
+    num_steps: int = sys.maxsize
     """How many are left."""
     is_default: bool = False
     """The run did not ask for `auto`."""
     uncaptured: str | None = None
     """Why not to capture steps, as the end of a sentence."""
-    trials: TrialFile | None = None
-    """Where `auto` records what it tries."""
+    failed: Sequence[str] = ()
+    """The kinds in whose trial an earlier start has failed."""
+    on_trial: Callable[[str], None] = _ignore
+    """Gets each kind but the first before it is tried, and then nothing: the trials have ended."""
     on_choice: Callable[[str], None] = _ignore
     """Gets a new choice of `auto`."""
+    note: Callable[[str], None] = _ignore
+    """Logs a message."""
 
 
 NO_OPTIONS = StepOptions()
@@ -88,14 +93,8 @@ def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook], *, is_default: 
     return find_hook(job.model, job.optimizer)
 
 
-def make_step(
-    job: Job,
-    config: Config,
-    options: StepOptions = NO_OPTIONS,
-    *,
-    note: Callable[[str], None] = _ignore,
-) -> AnyStep:
-    """The step of the settings. `note` logs a message."""
+def make_step(job: Job, config: Config, options: StepOptions = NO_OPTIONS) -> AnyStep:
+    """The step of the settings."""
     if config.train.exact == "elastic":
         return ElasticStep(
             job,
@@ -105,15 +104,15 @@ def make_step(
             find_unused=config.dist.find_unused_parameters,
         )
 
-    uncapturable = job.uncapturable or options.uncaptured
+    uncapturable = options.uncaptured or find_uncapturable(job.optimizer, config.train.on_nan)
     kinds = _step_kinds(job, config, captures=uncapturable is None)
     kind: str | None = job.step_kind
     if kind == "auto":
         kind = options.chosen
         if kind not in kinds:
-            return _try_kinds(job, kinds, options, uncapturable, note=note)
+            return _try_kinds(job, kinds, options, uncapturable)
     if kind not in kinds:
-        raise _unavailable(job.step_kind, job, kinds, uncapturable)
+        raise _unavailable(job, kinds, uncapturable, options)
     return kinds[kind]()
 
 
@@ -140,58 +139,44 @@ def _step_kinds(job: Job, config: Config, *, captures: bool) -> StepKinds:
 
 
 def _try_kinds(
-    job: Job,
-    kinds: StepKinds,
-    options: StepOptions,
-    uncapturable: str | None,
-    *,
-    note: Callable[[str], None],
+    job: Job, kinds: StepKinds, options: StepOptions, uncapturable: str | None
 ) -> AnyStep:
     """`--train.step auto` without a choice yet; eager steps where too few are left to try others by
     default."""
-    trials = options.trials
-    num_steps = options.num_steps
-    failed = [] if trials is None else trials.failed
-
-    for kind in failed:
-        note(
+    for kind in options.failed:
+        options.note(
             f"{kind} steps are not tried: the run failed at an earlier start while it tried them "
             "(remove step-trial.txt from the run folder to try them again)"
         )
     # By a part of the name: compiled_graph needs the memory of both others.
-    tried = {name: make for name, make in kinds.items() if not any(kind in name for kind in failed)}
+    tried = {
+        name: make
+        for name, make in kinds.items()
+        if not any(failed in name for failed in options.failed)
+    }
 
     num_trial_steps = len(tried) * (WARM_UP_STEPS + TIMED_STEPS)
-    if options.is_default and num_steps is not None and num_steps < 2 * num_trial_steps:
-        note(
-            f"steps run as eager: {num_steps} are too few to try others (--train.step auto tries them)"
+    if options.is_default and options.num_steps < 2 * num_trial_steps:
+        options.note(
+            f"steps run as eager: {options.num_steps} are too few to try others (--train.step auto tries them)"
         )
         return kinds["eager"]()
     if job.ddp.device.type == "cuda" and uncapturable is not None:
-        note(f"captured steps are left out: {uncapturable}")
-
-    def choose(choice: str) -> None:
-        if "graph" in kinds and choice not in CAPTURED:
-            set_capturable(job.optimizer, job.group_settings, is_on=False)
-        options.on_choice(choice)
-
-    return AutoStep(
-        tried,
-        device=job.ddp.device,
-        num_steps=num_steps,
-        on_trial=_ignore if trials is None else trials.write,
-        on_choice=choose,
-        note=note,
-    )
+        options.note(f"captured steps are left out: {uncapturable}")
+    return AutoStep(tried, job, options)
 
 
-def _unavailable(kind: str, job: Job, kinds: StepKinds, uncapturable: str | None) -> UsageError:
+def _unavailable(
+    job: Job, kinds: StepKinds, uncapturable: str | None, options: StepOptions
+) -> UsageError:
     reason = f"needs a GPU, and this rank computes on {job.ddp.device}"
-    if uncapturable:
+    choices = ", ".join(kinds)
+    if job.ddp.device.type == "cuda":
         reason = f"cannot capture the steps of this run: {uncapturable}"
-    or_optimizer = "" if job.uncapturable is None else ", or another optimizer"
+        if options.uncaptured is None:
+            choices += ", or another optimizer"
     return UsageError(
-        f"--train.step {kind} {reason}", next_step=f"choose one of {', '.join(kinds)}{or_optimizer}"
+        f"--train.step {job.step_kind} {reason}", next_step=f"choose one of {choices}"
     )
 
 
@@ -219,60 +204,44 @@ class TrialFile(AbstractContextManager["TrialFile"]):
             self.write()
 
 
-class _Trial(NamedTuple):
-    seconds: float
-    """Of all ranks, per sample."""
-    kind: str
-    step: AnyStep
-
-
 class AutoStep:
     """Takes steps of each kind in turn, then of the fastest."""
 
-    def __init__(
-        self,
-        kinds: Mapping[str, Callable[[], AnyStep]],
-        *,
-        device: torch.device,
-        num_steps: int | None = None,
-        on_trial: Callable[[str], None] = _ignore,
-        on_choice: Callable[[str], None],
-        note: Callable[[str], None],
-    ) -> None:
-        """The first kind is the one that the others are to be faster than. `num_steps`: how many
-        are left."""
+    def __init__(self, kinds: StepKinds, job: Job, options: StepOptions) -> None:
+        """The first kind is the one that the others are to be faster than."""
         self._left = dict(kinds)
-        self._device = device
-        self._on_trial = on_trial
-        self._on_choice = on_choice
-        self._note = note
-        self._num_steps = num_steps
+        self._job = job
+        self._device = job.ddp.device
+        self._options = options
         self._not_tried = ""
-        self._fastest: _Trial | None = None
         self._seconds: dict[str, float] = {}
+        """Of all ranks, per sample, by kind."""
         self._is_settled = False
         self._try_next()
 
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step."""
-        begin = None if self._is_settled else _time_point(self._device)
+        if self._is_settled:
+            self._step(step)
+            return
+
+        begin = _time_point(self._device)
         try:
             self._step(step)
         except torch.OutOfMemoryError as error:
-            if self._is_settled or not self._seconds:
+            if not self._seconds:
                 raise
             reason = str(error).partition(". GPU")[0]
             raise TrialError(
                 f"out of memory while --train.step auto tried {self._name}: {reason}",
                 next_step="rerun the same command to resume: it does not try it again",
             ) from error
-        if begin is not None:
-            self._count(step, begin)
+        self._count(step, begin)
 
     def _try_next(self) -> None:
         self._name = next(iter(self._left))
         if self._seconds:
-            self._on_trial(self._name)
+            self._options.on_trial(self._name)
         self._step = self._left.pop(self._name)()
         self._num_taken = 0
         self._num_samples = 0
@@ -294,23 +263,23 @@ class AutoStep:
         seconds, num_full, num_ranks = all_sum(measured).tolist()
         if not self._seconds:
             self._leave_out(seconds / num_ranks * step.plan.global_size, is_full=num_full > 0)
-        self._seconds[self._name] = seconds
 
-        if self._fastest is None or seconds < self._fastest.seconds:
-            self._fastest = _Trial(seconds, self._name, self._step)
-        self._step = self._fastest.step  # frees the memory of the slower one's graphs
+        self._seconds[self._name] = seconds
+        fastest = min(self._seconds, key=self._seconds.__getitem__)
+        if fastest == self._name:
+            self._fastest_step = self._step
+        self._step = self._fastest_step  # frees the memory of the slower one's graphs
         if self._left:
             self._try_next()
         else:
-            self._settle(self._fastest)
+            self._settle(fastest)
 
     def _leave_out(self, step_s: float, *, is_full: bool) -> None:
         """After the first trial: the kinds that would cost more than they gain, or more memory than
         there is."""
-        if self._num_steps is not None:
-            left_s = step_s * self._num_steps
-            if left_s < SHORTEST_COMPILED_S:
-                self._do_not_try(COMPILED, f"the run takes {duration(left_s)}")
+        left_s = step_s * self._options.num_steps
+        if left_s < SHORTEST_COMPILED_S:
+            self._do_not_try(COMPILED, f"the run takes {duration(left_s)}")
         if is_full:
             self._do_not_try(CAPTURED, "too little memory is left for graphs")
 
@@ -321,17 +290,21 @@ class AutoStep:
         if names:
             self._not_tried += f"; not tried: {', '.join(names)} ({reason})"
 
-    def _settle(self, fastest: _Trial) -> None:
+    def _settle(self, fastest: str) -> None:
         self._is_settled = True
-        self._step = fastest.step
-        self._fastest = None
-        self._on_trial("")
-        self._on_choice(fastest.kind)
+        del self._fastest_step
+        if fastest not in CAPTURED and not self._seconds.keys().isdisjoint(CAPTURED):
+            set_capturable(self._job.optimizer, self._job.group_settings, is_on=False)
+        self._options.on_trial("")
+        self._options.on_choice(fastest)
 
-        times = self._seconds.items()
-        ratios = ", ".join(f"{kind} {seconds / fastest.seconds:.2f}" for kind, seconds in times)
-        self._note(
-            f"steps run as {fastest.kind}, the fastest here; time per step relative to it: {ratios}{self._not_tried}"
+        ratios = [
+            f"{kind} {seconds / self._seconds[fastest]:.2f}"
+            for kind, seconds in self._seconds.items()
+        ]
+        self._options.note(
+            f"steps run as {fastest}, the fastest here; time per step relative to it: {', '.join(ratios)}"
+            f"{self._not_tried}"
         )
 
 

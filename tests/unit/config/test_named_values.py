@@ -132,7 +132,9 @@ def sidecar_ends_job(name: Any) -> bool:
 
 
 def step_for(name: Any) -> Any:
-    job: Any = SimpleNamespace(ddp=SimpleNamespace(device=CPU), uncapturable=None, step_kind=NEW)
+    job: Any = SimpleNamespace(
+        ddp=SimpleNamespace(device=CPU), optimizer=SGD([nn.Parameter(torch.ones(1))]), step_kind=NEW
+    )
     return make_step(job, Config(train=TrainConfig(exact=name)))
 
 

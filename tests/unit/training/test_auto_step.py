@@ -3,7 +3,9 @@ reported."""
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +38,7 @@ from drumline.training.steps.graph import GraphStep
 from drumline.training.tasks.hook import Hook
 from drumline.training.tasks.ready_hooks import EMA, Unfreeze
 
+CPU_JOB: Any = SimpleNamespace(ddp=SimpleNamespace(device=torch.device("cpu")))
 PLAN = plan_step(Cursor(), length=64, sharding=Sharding(batch_size=8, rank=0, world_size=1))
 
 
@@ -60,9 +63,8 @@ def test_each_way_is_tried_in_turn_and_the_fastest_is_kept() -> None:
     seconds = {"slow": 4e-2, "fast": 2e-4, "middling": 2e-2}
     auto = AutoStep(
         {name: lambda name=name: Way(name, seconds[name], taken) for name in seconds},  # type: ignore[misc]
-        device=torch.device("cpu"),
-        on_choice=chosen.append,
-        note=notes.append,
+        CPU_JOB,
+        StepOptions(on_choice=chosen.append, note=notes.append),
     )
     each = WARM_UP_STEPS + TIMED_STEPS
     for _ in range(3 * each + 5):
@@ -84,9 +86,8 @@ def test_what_happens_between_steps_says_nothing_about_a_way() -> None:
     seconds = {"fast": 1e-4, "slow": 2e-2}
     auto = AutoStep(
         {name: lambda name=name: Way(name, seconds[name], taken) for name in seconds},  # type: ignore[misc]
-        device=torch.device("cpu"),
-        on_choice=chosen.append,
-        note=lambda _: None,
+        CPU_JOB,
+        StepOptions(on_choice=chosen.append),
     )
     for number in range(2 * (WARM_UP_STEPS + TIMED_STEPS)):
         auto(Step(PLAN, iter(())))
@@ -96,7 +97,7 @@ def test_what_happens_between_steps_says_nothing_about_a_way() -> None:
 
 
 def kinds_tried(
-    *, num_steps: int | None, is_full: bool, monkeypatch: pytest.MonkeyPatch
+    *, num_steps: int, is_full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[str], str]:
     """On this device each step takes a tenth of a second on average, as far as anybody measures."""
     monkeypatch.setattr(choice, "_seconds_between", lambda begin, end: 0.1)
@@ -108,10 +109,8 @@ def kinds_tried(
             name: lambda name=name: Way(name, 0.0, taken)  # type: ignore[misc]
             for name in ("eager", "compile", "graph", "compiled_graph")
         },
-        device=torch.device("cpu"),
-        num_steps=num_steps,
-        on_choice=lambda _: None,
-        note=notes.append,
+        CPU_JOB,
+        StepOptions(num_steps=num_steps, note=notes.append),
     )
     while not notes:
         auto(Step(PLAN, iter(())))
@@ -121,7 +120,7 @@ def kinds_tried(
 def test_what_would_cost_more_than_it_gains_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     every = ["eager", "compile", "graph", "compiled_graph"]
     assert kinds_tried(num_steps=3100, is_full=False, monkeypatch=monkeypatch)[0] == every
-    assert kinds_tried(num_steps=None, is_full=False, monkeypatch=monkeypatch)[0] == every
+    assert kinds_tried(num_steps=sys.maxsize, is_full=False, monkeypatch=monkeypatch)[0] == every
     assert kinds_tried(num_steps=2500, is_full=False, monkeypatch=monkeypatch) == (
         ["eager", "graph"],
         ", graph 1.00; not tried: compile, compiled_graph (the run takes 4 min 10 s)",
@@ -249,7 +248,6 @@ def auto_on_gpu(
     job: Any = SimpleNamespace(
         ddp=SimpleNamespace(device=torch.device("cuda", 0)),
         step_kind="auto",
-        uncapturable=None,
         optimizer=optimizer,
         model=torch.nn.Identity(),
         applied=None,
@@ -257,7 +255,11 @@ def auto_on_gpu(
         heartbeat=None,
         group_settings=group_settings(optimizer),
     )
-    step = make_step(job, Config(), StepOptions(trials=record, **settings), note=notes.append)  # type: ignore[arg-type]
+    record = record or Record()
+    options = StepOptions(
+        failed=record.failed, on_trial=record.write, note=notes.append, **settings
+    )
+    step = make_step(job, Config(), options)
     if isinstance(step, AutoStep):
         step._device = CPU
     for _ in range(5 * (WARM_UP_STEPS + TIMED_STEPS)):
@@ -314,11 +316,11 @@ class TooLarge(Way):
 
 def test_out_of_memory_in_a_trial_names_the_kind_and_can_be_started_again() -> None:
     taken: list[str] = []
-    kinds = {
+    kinds: dict[str, Callable[[], Way]] = {
         "eager": lambda: Way("eager", 0.0, taken),
         "compile": lambda: TooLarge("compile", 0.0, taken),
     }
-    auto = AutoStep(kinds, device=CPU, on_choice=lambda _: None, note=lambda _: None)
+    auto = AutoStep(kinds, CPU_JOB, StepOptions())
     for _ in range(WARM_UP_STEPS + TIMED_STEPS):
         auto(Step(PLAN, iter(())))
     with pytest.raises(TrialError) as caught:
@@ -327,9 +329,7 @@ def test_out_of_memory_in_a_trial_names_the_kind_and_can_be_started_again() -> N
         "out of memory while --train.step auto tried compile: CUDA out of memory. Tried to allocate 2.00 GiB\n"
         "  try: rerun the same command to resume: it does not try it again"
     )
-    first = AutoStep(
-        {"eager": kinds["compile"]}, device=CPU, on_choice=lambda _: None, note=lambda _: None
-    )
+    first = AutoStep({"eager": kinds["compile"]}, CPU_JOB, StepOptions())
     with pytest.raises(torch.OutOfMemoryError):
         first(Step(PLAN, iter(())))
 
@@ -358,9 +358,7 @@ def test_what_unfreezes_parameters_is_not_captured_by_auto_nor_if_asked(
     assert find_unsafe(None, Config(), [Hook()], is_default=False) is None  # type: ignore[arg-type]
     _, notes, _ = auto_on_gpu(monkeypatch, uncaptured=reason)
     assert notes[0] == f"captured steps are left out: {reason}"
-    job: Any = SimpleNamespace(
-        ddp=SimpleNamespace(device=CUDA), step_kind="graph", uncapturable=None
-    )
+    job: Any = SimpleNamespace(ddp=SimpleNamespace(device=CUDA), step_kind="graph")
     with pytest.raises(UsageError) as caught:
         make_step(job, Config(), StepOptions(uncaptured=reason))
     assert str(caught.value) == (

@@ -1,18 +1,13 @@
-"""How many samples each rank gets by its speed, and which records of a checkpoint are believed."""
+"""How many samples each rank gets by its speed."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.data.sharding import Sharding
-from drumline.training.between_steps.balance import choose_sizes, even_sizes, read_record, speed_up
-
-EVEN = (16, 16)
-RECORD = {"sizes": [20, 12], "measure_at": 500, "ranks": [["a", "cpu"], ["b", "cpu"]]}
+from drumline.training.between_steps.balance import choose_sizes, even_sizes, speed_up
 
 
 def test_sizes_are_proportional_to_speeds() -> None:
@@ -56,26 +51,3 @@ def test_the_global_batch_stays_the_same(
 
 def test_equal_sizes_are_those_of_the_plan() -> None:
     assert even_sizes(Sharding(batch_size=11, rank=0, world_size=3)) == (4, 4, 3)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"sizes": [20, 13]},
-        {"sizes": [10, 10, 12]},
-        {"sizes": [33, -1]},
-        {"sizes": [32, 0]},
-        {"sizes": [20.0, 12.0]},
-        {"sizes": "20"},
-        {"sizes": None},
-        {"measure_at": "500"},
-    ],
-)
-def test_a_record_of_something_else_is_measured_again(change: dict[str, Any]) -> None:
-    assert read_record(RECORD, EVEN) is not None
-    assert read_record({**RECORD, **change}, EVEN) is None
-
-
-def test_no_record_is_no_record() -> None:
-    records = (None, [], {}, {"sizes": [20, 12], "measure_at": 5})
-    assert all(read_record(record, EVEN) is None for record in records)
