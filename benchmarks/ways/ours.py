@@ -42,8 +42,9 @@ def engine_steps(
     job = build_job(config, task, ddp)
     reporter = Reporter([], rank=ddp.rank, host=ddp.host)
     request = RunRequest("", config, Path(), False, ())
-    hooks = make_hooks(job, config, Path(), None, ENDLESS)
-    context = RunContext(request, job, Progress(), reporter, ENDLESS, hooks)
+    progress = Progress()
+    hooks = make_hooks(job, config, Path(), None, ENDLESS, progress)
+    context = RunContext(request, job, progress, reporter, ENDLESS, hooks)
     loop = Loop(context, make_step(job, config), Ledger(), [])
     while True:
         for step in job.loader.steps() if batches is None else _steps_of(job, batches):

@@ -61,12 +61,20 @@ def state_of_rank(document: Mapping[str, Any], tensors: Mapping[str, Tensor], ra
     return decode_state(document["ranks"][saved], lambda name: tensors[f"{saved}/{name}"].clone())
 
 
-def sent_state(document: Any, rank: int, tensors: Mapping[str, Tensor] | None) -> Any:
-    """Collective: the state of a saved rank, whose tensors rank 0 has."""
-    prefix = f"{rank}/"
-    of_rank = None
-    if tensors is not None:
-        of_rank = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    received = broadcast_tensors(of_rank)
-
-    return decode_state(document, lambda name: received[f"{prefix}{name}"])
+def sent_state(
+    documents: Mapping[int, Any], rank: int | None, tensors: Mapping[str, Tensor] | None
+) -> Any:
+    """Collective: the state of a saved rank, which may differ from rank to rank; None: of none. Rank
+    0 has the tensors of all, and sends them for one after the other: together they may need more
+    memory than there is."""
+    state = None
+    for saved_rank, document in documents.items():
+        prefix = f"{saved_rank}/"
+        of_rank = None
+        if tensors is not None:
+            of_rank = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        received = broadcast_tensors(of_rank)
+        if saved_rank == rank:
+            named = {name.removeprefix(prefix): tensor for name, tensor in received.items()}
+            state = decode_state(document, named.__getitem__)
+    return state

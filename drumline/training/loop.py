@@ -108,7 +108,7 @@ class LogTraining(Action):
         context.reporter.report(
             "train",
             step=step,
-            epoch=context.epoch,
+            epoch=context.progress.epoch,
             lr=job.rates.highest(),
             **asdict(speed),
             seconds_left=context.throughput.seconds_for(context.total_steps - step),
@@ -264,7 +264,7 @@ class Evaluate(Periodic):
         if self._trace is not None:
             self._trace.write("evaluation")
         with context.throughput.paused("evaluation"):
-            context.call_hooks("before_evaluation")
+            context.hooks.call("before_evaluation")
             started = time.perf_counter()
             metrics = evaluate(context.job)
 
@@ -274,7 +274,7 @@ class Evaluate(Periodic):
         context.reporter.report(
             "evaluation",
             step=context.progress.step,
-            epoch=context.epoch,
+            epoch=context.progress.epoch,
             samples=context.job.eval_samples,
             seconds=time.perf_counter() - started,
             **metrics,
@@ -282,7 +282,7 @@ class Evaluate(Periodic):
         self._check_best_metric(context)
         if context.hooks.hooks:
             with context.throughput.paused("evaluation"):
-                context.call_hooks("after_evaluation")
+                context.hooks.call("after_evaluation")
                 vote = context.job.finite.counts.new_full((), context.hooks.vote())
                 context.end_if(all_sum(vote).item())
 
@@ -293,7 +293,7 @@ class Evaluate(Periodic):
             return
         self._is_best_metric_checked = True
         task = context.job.task
-        reported = numbers(context.metrics)
+        reported = numbers(context.progress.metrics)
         is_expected = bool(context.job.eval_loaders) or task.best_metric != Task.best_metric
         if is_expected and task.best_metric not in reported:
             context.warn(
@@ -350,7 +350,7 @@ def after_step(hook: Hook) -> Action:
     return SimpleAction(
         f"{type(hook).__name__}.after_step",
         due=lambda step: step % every == 0,
-        run=lambda context: context.call_hooks("after_step", hook),
+        run=lambda context: context.hooks.call("after_step", hook),
         interval=every,
     )
 

@@ -302,13 +302,13 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
     context.reporter.report(
         "end",
         step=context.progress.step,
-        epoch=context.epoch,
+        epoch=context.progress.epoch,
         num_steps=throughput.num_steps,
         seconds=time.perf_counter() - throughput.created,
         start_s=throughput.start_s,
         **asdict(throughput.steady()),
         checkpoint_pause_s=throughput.checkpoint_pause_s,
-        metrics=context.metrics,
+        metrics=context.progress.metrics,
         best_step=best(
             context.folder.checkpoints,
             metric=task.best_metric,

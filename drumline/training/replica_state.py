@@ -203,13 +203,12 @@ def restore_replica(
     with state.translated(REPLICAS_FILE):
         sync.load_outer_state(snapshot.tensors.get(OUTER_FILE, {}))
         ranks = snapshot.documents.get(REPLICAS_FILE, {"ranks": []})["ranks"]
-        leaders = [rank for rank, document in enumerate(ranks) if document != _NOT_A_LEADER]
-        source = leaders[sync.groups.index % len(leaders)] if leaders else None
-        # one after the other: all of them may need more memory than there is
-        for rank in leaders:
-            replica = sent_state(ranks[rank], rank, tensors)
-            if rank != source:
-                continue
+        leaders = {
+            rank: document for rank, document in enumerate(ranks) if document != _NOT_A_LEADER
+        }
+        source = list(leaders)[sync.groups.index % len(leaders)] if leaders else None
+        replica = sent_state(leaders, source, tensors)
+        if replica is not None:
             sync.load_state_dict(replica)
             if with_optimizer and replica.get("optimizer"):
                 load_optimizer_state(job.model, job.optimizer, **replica["optimizer"])

@@ -551,16 +551,12 @@ def _restore_comm(
     documents: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | None,
 ) -> None:
-    """Collective: restore this rank's state from rank 0's `tensors`. They are sent for one rank
-    after the other: those of all ranks may need more memory than there is."""
-    errors: Mapping[int, Any] = {}
+    """Collective: restore this rank's state from rank 0's `tensors`."""
     with state.translated(COMM_FILE):
         saved = documents.get(COMM_FILE, {"ranks": []})["ranks"]
+        errors: Mapping[int, Any] = {}
         if len(saved) == ddp.world_size:
-            for rank, document in enumerate(saved):
-                rank_errors = sent_state(document, rank, tensors)
-                if rank == ddp.rank:
-                    errors = rank_errors
+            errors = sent_state(dict(enumerate(saved)), ddp.rank, tensors)
         comm.load_state_dict(errors, step=documents["progress"]["step"])
     if saved and len(saved) != ddp.world_size and ddp.is_main_process():
         log.warning(

@@ -247,7 +247,14 @@ class TrainingRun:
         job = self.job
         progress = Progress() if start is None else start.progress
         total_steps = count_steps(job, self.config.train, progress)
-        hooks = make_hooks(job, self.config, self.folder.path, self.reporter.report, total_steps)
+        hooks = make_hooks(
+            job,
+            self.config,
+            self.folder.path,
+            self.reporter.report,
+            total_steps,
+            self.progress,
+        )
         self.context = RunContext(
             self.request, job, self.progress, self.reporter, total_steps, hooks
         )
@@ -423,7 +430,7 @@ class TrainingRun:
                 raise NodesChanged(self._keep_state()) from error
             if is_own(error):  # a rank that only lost another one does not report it
                 self.ddp.connection.note_failure(error)  # a hook may block
-                self.context.update_hooks().fail(error)
+                self.context.hooks.fail(error)
             raise
 
     def _run_steps(self, loop: Loop) -> None:
@@ -431,7 +438,7 @@ class TrainingRun:
         context = self.context
         if self.regrouping.kept_state is not None:
             self.regrouping.kept_state.release()
-        context.call_hooks("start")
+        context.hooks.call("start")
         context.hooks.capture()  # what cannot be saved is refused before the first step
 
         loop.run()
@@ -440,7 +447,7 @@ class TrainingRun:
             if self.profiled is not None:
                 self.profiled.finish()
             self.saver.finish()
-            context.call_hooks("end")
+            context.hooks.call("end")
 
     def _after_first_step(self, context: RunContext) -> None:
         """Collective: write the settings of the run and their history, when the device has finished the first

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,12 +48,7 @@ class TaskHooks:
     hooks: Sequence[Hook]
     run: Run
     job: EvaluationJob
-
-    def update(self, *, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Where the run is: before `call` and `fail`."""
-        self.run.step = step
-        self.run.epoch = epoch
-        self.run.metrics = metrics
+    progress: Progress
 
     def call(self, moment: str, only: Hook | None = None) -> None:
         """Call this method of every hook, or of one. Collective where a hook's is."""
@@ -81,8 +76,11 @@ class TaskHooks:
 
     @contextmanager
     def _logging(self) -> Iterator[Run]:
-        """The run. The task may log meanwhile."""
+        """The run, where it is now. The task may log meanwhile."""
         run = self.run
+        run.step = self.progress.step
+        run.epoch = self.progress.epoch
+        run.metrics = self.progress.metrics
         run.task._log = run.log
         try:
             yield run
@@ -154,6 +152,7 @@ def make_hooks(
     folder: Path,
     report: Callable[..., None] | None,
     total_steps: int,
+    progress: Progress,
 ) -> TaskHooks:
     """Collective: the task's hooks, compared across ranks. `report`: as for `Run`."""
     hooks: list[Any] = list(job.task.hooks())
@@ -188,7 +187,7 @@ def make_hooks(
         _autocast=job.autocast,
         _shared_weights=getattr(job, "shared_weights", nullcontext),
     )
-    return TaskHooks(hooks, run, job)
+    return TaskHooks(hooks, run, job, progress)
 
 
 def _overrides(hook: Hook, method: str) -> bool:
@@ -246,26 +245,6 @@ class RunContext:
     @property
     def folder(self) -> RunFolder:
         return RunFolder(self.request.run)
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """The metrics of the latest evaluation."""
-        return self.progress.metrics
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the latest step, counted from 1."""
-        cursor = self.progress.cursor
-        return max(1, cursor.epoch if cursor.position == 0 else cursor.epoch + 1)
-
-    def call_hooks(self, moment: str, only: Hook | None = None) -> None:
-        """Call this method of the task's hooks, or of one of them."""
-        self.update_hooks().call(moment, only)
-
-    def update_hooks(self) -> TaskHooks:
-        """The hooks, which know where the run is."""
-        self.hooks.update(step=self.progress.step, epoch=self.epoch, metrics=self.metrics)
-        return self.hooks
 
     def end_if(self, num_votes: float) -> None:
         """Collective: end the run after this step if `num_votes`, the number of ranks that ask for

@@ -133,7 +133,7 @@ class Saver(Periodic):
 
     def run(self, context: RunContext) -> None:
         step = context.progress.step
-        metrics = numbers(context.metrics) if self._evaluations.due(step) else {}
+        metrics = numbers(context.progress.metrics) if self._evaluations.due(step) else {}
         self.save_step(metrics, must_save=step >= context.progress.last_step)
 
     def save_step(self, metrics: Mapping[str, float], *, must_save: bool) -> None:
@@ -148,11 +148,11 @@ class Saver(Periodic):
                 return
             self.report()  # waits for the previous save
 
-            context.call_hooks("before_save")
+            context.hooks.call("before_save")
             heartbeat.mark(Phase.SAVE)
             self.save(context.progress, metrics)
             self.saved_step = step
-            context.call_hooks("after_save")
+            context.hooks.call("after_save")
 
     def _skips(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
         """Collective: whether the previous save is still being written, and this one is not the

@@ -326,15 +326,11 @@ def compute_metrics(
     if not metrics:
         return {}
 
-    parts = {name: _parts(metric) for name, metric in metrics.items()}
+    parts = [part for metric in metrics.values() for part in _parts(metric).values()]
     tensors: dict[str, Tensor] = {}
     document = None
     if is_updated:  # else it may have no state
-        states = {
-            name: {place: dict(part.metric_state) for place, part in parts_of_metric.items()}
-            for name, parts_of_metric in parts.items()
-        }
-        document = encode_state(states, "metrics", tensors)
+        document = encode_state([dict(part.metric_state) for part in parts], "metrics", tensors)
     gathered, tensors = gather_states(document, tensors)
 
     values: dict[str, Any] = {}
@@ -342,12 +338,10 @@ def compute_metrics(
         tensors = {name: tensor.to(ddp.device) for name, tensor in tensors.items()}
         # Into rank 0's own: torchmetrics takes one without an update of its own for empty.
         for rank, document in enumerate(gathered["ranks"]):
-            if rank == 0 or document is None:
-                continue
-            states = state_of_rank(gathered, tensors, rank)
-            for name, parts_of_metric in parts.items():
-                for place, part in parts_of_metric.items():
-                    part.merge_state(states[name][place])
+            if rank > 0 and document is not None:
+                states = state_of_rank(gathered, tensors, rank)
+                for part, state in zip(parts, states, strict=True):
+                    part.merge_state(state)
 
         for name, metric in metrics.items():
             values.update(_values(name, metric.compute()))

@@ -88,6 +88,11 @@ class Progress:
     metrics: dict[str, Any] = field(default_factory=dict)
     """The metrics of the latest evaluation: numbers and nested lists of numbers."""
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the latest step, counted from 1."""
+        return max(1, self.cursor.epoch + (self.cursor.position > 0))
+
 
 @dataclass(frozen=True)
 class GlobalBatch:

@@ -29,6 +29,7 @@ from drumline.config.fields import annotation_of, is_in_task, task_fields
 from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
 from drumline.data.loader import EvaluationLoader
+from drumline.data.sharding import Cursor
 from drumline.rank.collectives import check_same, gather_json, gather_on_main
 from drumline.rank.determinism import keeping_rng
 from drumline.rank.torch_internals import pytree
@@ -42,6 +43,7 @@ from drumline.training.job.evaluation_job import (
     evaluation_sets,
     with_local_data,
 )
+from drumline.training.job.job import Progress
 from drumline.training.manager import RunManager
 from drumline.training.resume import check_contents
 from drumline.training.run_context import HOOKS_FILE, make_hooks
@@ -56,13 +58,15 @@ class SavedRun:
     """A checkpoint, and what it is of."""
 
     checkpoint: Path
-    step: int
-    epoch: int
-    """Counted from 1."""
+    progress: Progress
     spec: str
     """The task as the user named it."""
     task: type[Task]
     config: Config
+
+    @property
+    def step(self) -> int:
+        return self.progress.step
 
 
 def open_run(
@@ -79,9 +83,9 @@ def open_run(
     `task`: in place of the one that the run was started with, for example where its file has moved.
     `overrides`: settings that override those of the checkpoint. `prints`: as in `find_checkpoint`."""
     checkpoint = find_checkpoint(run, which, prints=prints)
-    progress = catalog.read_document(checkpoint, "progress")
-    facts = progress["facts"]
-    cursor = progress["cursor"]
+    document = catalog.read_document(checkpoint, "progress")
+    facts = document["facts"]
+    progress = Progress(document["step"], Cursor(**document["cursor"]))
 
     spec = task if isinstance(task, str) else str(facts["task"])
     # Without a task of the user's the code is imported that the checkpoint names.
@@ -90,8 +94,7 @@ def open_run(
 
     layers = Layers(overrides or Layer({}), _recorded(facts, task_class), Layer({}))
     config = resolve_task(spec, task_class, layers)
-    epoch = max(1, cursor["epoch"] + (cursor["position"] > 0))
-    return SavedRun(checkpoint, progress["step"], epoch, spec, task_class, config)
+    return SavedRun(checkpoint, progress, spec, task_class, config)
 
 
 def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path:
@@ -274,9 +277,8 @@ def restore_for_evaluation(job: EvaluationJob, saved: SavedRun) -> None:
     state.restore_model(snapshot, job.model)
 
     run = saved.checkpoint.parents[1]
-    hooks = make_hooks(job, saved.config, run, None, saved.step)
+    hooks = make_hooks(job, saved.config, run, None, saved.step, saved.progress)
     hooks.restore(snapshot)
-    hooks.update(step=saved.step, epoch=saved.epoch, metrics={})
     for hook in hooks.defining("before_evaluation"):
         for moment in ("start", "before_evaluation"):
             hooks.call(moment, hook)

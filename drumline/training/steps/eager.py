@@ -98,10 +98,9 @@ class TrainStep:
         self._parameters = [p for p in job.model.parameters() if p.requires_grad]
 
         # The ranks whose gradients are reduced together.
-        self._world_size = job.ddp.world_size
         self._group: dist.ProcessGroup | None = None
         self._leader = 0
-        self._num_ranks = self._world_size
+        self._num_ranks = job.ddp.world_size
         self._is_alone = False
         if job.sync is not None:
             replica = job.sync.groups
@@ -371,7 +370,7 @@ class ElasticStep(TrainStep):
             return None
         if weights is None:
             weights = torch.zeros(plan.num_shards, dtype=torch.float64, device=self._device)
-        if self._world_size > 1:
+        if self._num_ranks > 1:
             dist.all_reduce(weights)
         return correction_for(weights.sum(), plan.global_size)
 

@@ -346,34 +346,46 @@ def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
     reasons[:0] = waits
 
 
+_REASONS = {
+    "generator": "it draws random numbers on the host ({}), and a replayed step would repeat the same ones",
+    "value": "{} changes from step to step ({}, then {})",
+    "tensor": "{} is replaced by another tensor in every step",
+}
+
+
 @contextmanager
 def host_changes(model: nn.Module, task: object) -> Iterator[list[str]]:
     """Afterwards the list names what Python drew, counted or replaced in the block."""
     reasons: list[str] = []
-    generators = _generators()
-    attributes = _attributes(model, task)
-    tensors = _tensors(model, task)
+    before = dict(_host_state(model, task))
     yield reasons
 
-    for name, _, _ in _differences(generators, _generators()):
-        reasons.append(
-            f"it draws random numbers on the host ({name}), and a replayed step would repeat the same ones"
-        )
-    for name, before, now in _differences(attributes, _attributes(model, task)):
-        reasons.append(f"{name} changes from step to step ({before}, then {now})")
-    for name, _, _ in _differences(tensors, _tensors(model, task)):
-        reasons.append(f"{name} is replaced by another tensor in every step")
+    now = dict(_host_state(model, task))
+    for key in before | now:
+        if before.get(key) != now.get(key):
+            kind, name = key
+            reasons.append(_REASONS[kind].format(name, before.get(key), now.get(key)))
 
 
-def _generators() -> dict[str, Any]:
-    return {
-        "random": random.getstate(),
-        "numpy": [*map(str, np.random.get_state())],
-        "torch's CPU generator": torch.default_generator.get_state().tolist(),
-    }
+def _host_state(model: nn.Module, task: object) -> Iterator[tuple[tuple[str, str], Any]]:
+    """By its kind and name: the state of each generator; plain values and containers as text; the
+    addresses of buffers, and the ids of other tensors, except those with a graph: no later step
+    reads them."""
+    yield ("generator", "random"), random.getstate()
+    yield ("generator", "numpy"), [*map(str, np.random.get_state())]
+    yield ("generator", "torch's CPU generator"), torch.default_generator.get_state().tolist()
+    attributes = list(_attributes(model, task))
+    for name, value in attributes:
+        if isinstance(value, _PLAIN + _CONTAINERS):
+            yield ("value", name), _as_text(value)
+    for name, buffer in model.named_buffers():
+        yield ("tensor", f"the buffer {name}"), buffer.data_ptr()
+    for name, value in attributes:
+        if isinstance(value, Tensor) and value.grad_fn is None:
+            yield ("tensor", f"the tensor {name}"), id(value)
 
 
-def _kept(model: nn.Module, task: object) -> Iterator[tuple[str, Any]]:
+def _attributes(model: nn.Module, task: object) -> Iterator[tuple[str, Any]]:
     """The attributes of modules and the task, by name."""
     modules = {name or type(model).__name__: module for name, module in model.named_modules()}
     for owner, holder in {type(task).__name__: task, **modules}.items():
@@ -382,41 +394,14 @@ def _kept(model: nn.Module, task: object) -> Iterator[tuple[str, Any]]:
                 yield f"{owner}.{name}", value
 
 
-def _attributes(model: nn.Module, task: object) -> dict[str, str]:
-    """Plain values and containers as text. Not the values: NaN differs from itself, and a container
-    that grows is still the same object."""
-
-    def text(value: Any) -> str:
-        if isinstance(value, _PLAIN):
-            return repr(value)
-        inner = value.values() if isinstance(value, dict) else value
-        is_short = len(value) <= 8 and all(isinstance(entry, _PLAIN) for entry in inner)
-        return repr(value) if is_short else f"a {type(value).__name__} of {len(value)}"
-
-    return {
-        name: text(value)
-        for name, value in _kept(model, task)
-        if isinstance(value, _PLAIN + _CONTAINERS)
-    }
-
-
-def _tensors(model: nn.Module, task: object) -> dict[str, int]:
-    """The addresses of buffers, and the ids of other tensors, except those with a graph: no later
-    step reads them."""
-    buffers = {f"the buffer {name}": buffer.data_ptr() for name, buffer in model.named_buffers()}
-    attributes = {
-        f"the tensor {name}": id(value)
-        for name, value in _kept(model, task)
-        if isinstance(value, Tensor) and value.grad_fn is None
-    }
-    return {**buffers, **attributes}
-
-
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """The names whose values differ, and both values."""
-    for name in before | now:
-        if before.get(name) != now.get(name):
-            yield name, before.get(name), now.get(name)
+def _as_text(value: Any) -> str:
+    """Not the value: NaN differs from itself, and a container that grows is still the same
+    object."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    inner = value.values() if isinstance(value, dict) else value
+    is_short = len(value) <= 8 and all(isinstance(entry, _PLAIN) for entry in inner)
+    return repr(value) if is_short else f"a {type(value).__name__} of {len(value)}"
 
 
 def user_line(error: BaseException) -> str:

@@ -63,7 +63,10 @@ def make_context(config: Config, total_steps: int, hooks: Sequence[Hook] = ()) -
     reporter: Any = SimpleNamespace()
     request = RunRequest("test", config, Path("run"), False, ())
     run: Any = SimpleNamespace()
-    return RunContext(request, job, Progress(), reporter, total_steps, TaskHooks(hooks, run, job))
+    progress = Progress()
+    return RunContext(
+        request, job, progress, reporter, total_steps, TaskHooks(hooks, run, job, progress)
+    )
 
 
 def make_actions(context: RunContext) -> list[Action]:
