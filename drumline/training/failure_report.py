@@ -113,8 +113,9 @@ def _print_once(
     if not is_log_shown:
         _append(log_file, shown("".join(traceback.format_exception(error))))
     if first is None:
+        error = _explained(error, place, run)
+        write_error(environment, _record_of(error, place))
         text = describe_failure(error, place, run=run)
-        _hand_over(error, place, run=run, environment=environment)
         if not (is_log_shown and _append(log_file, text)):
             show(text, end="", stream=screen())
         return
@@ -186,15 +187,11 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
     return paragraph(f"error: {what}", *details)
 
 
-def _hand_over(
-    error: BaseException, place: Place, *, run: Path, environment: Mapping[str, str]
-) -> None:
-    """The same to the Python program that has started this, if one has."""
-    record = ErrorRecord(summary(error), None, place, "\n".join(users_traceback(error)))
-    error = _explained(error, place, run)
+def _record_of(error: BaseException, place: Place) -> ErrorRecord:
+    """For the Python program that has started this, if one has."""
     if isinstance(error, DrumlineError):
-        record = ErrorRecord(error.what, error.next_step, error.place)
-    write_error(environment, record)
+        return ErrorRecord(error.what, error.next_step, error.place)
+    return ErrorRecord(summary(error), None, place, "\n".join(users_traceback(error)))
 
 
 def users_traceback(error: BaseException) -> list[str]:

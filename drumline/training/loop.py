@@ -44,7 +44,7 @@ MIN_GAIN = 1.25  # as many workers
 
 
 class RankCounts(NamedTuple):
-    """What a rank has counted so far; the ranks sum it with each log line."""
+    """A rank's part of what is counted; the ranks sum it with each log line."""
 
     num_compiled: float
     """Compilations since the last log line."""
@@ -54,9 +54,10 @@ class RankCounts(NamedTuple):
     """1: a hook has asked to end the run."""
     tokens: float
     waited_s: float
+    """Summed: the mean over all ranks, as the following two."""
     exposed_s: float
     computing_s: float
-    """Of the step that was measured last, as `exposed_s`. NaN: unknown."""
+    """`DdpStepTimes`."""
 
 
 class LogSums(NamedTuple):
@@ -103,7 +104,13 @@ class LogTraining(Action):
         numbers = job.reported(means(sums.measured, job.meter.names))
         if job.finite.grad_norm is not None:
             numbers["grad_norm"] = float(job.finite.grad_norm)
-        speed = self._lap(context, sums.ranks)
+        ranks = sums.ranks
+        speed = context.throughput.lap(
+            waited_s=ranks.waited_s,
+            tokens=ranks.tokens,
+            measured=DdpStepTimes(ranks.exposed_s, ranks.computing_s),
+            has_compiled=ranks.num_compiled_later > 0,
+        )
         self._report_phases(context)
         context.reporter.report(
             "train",
@@ -116,9 +123,9 @@ class LogTraining(Action):
         )
         self._notices.report(context.reporter)
         self._advise(context, speed, sums.blocked_s)
-        if sums.ranks.num_compiled:
+        if ranks.num_compiled:
             report_recompilations(context, self._first_step)
-        context.end_if(sums.ranks.num_votes)
+        context.end_if(ranks.num_votes)
 
     def _reduce(self, context: RunContext) -> LogSums:
         """Collective: one reduction for all that a log line needs."""
@@ -179,27 +186,15 @@ class LogTraining(Action):
         compilations = job.ddp.connection.compilations
         compiled_at = [] if compilations is None else list(compilations.began_at.values())
         measured = self._communication.newest(context.progress.step)
+        world_size = job.ddp.world_size
         return RankCounts(
             num_compiled=len(compiled_at),
             num_compiled_later=sum(step > self._first_step for step in compiled_at),
             num_votes=context.hooks.vote(),
             tokens=job.loader.num_tokens,
-            waited_s=job.loader.waited_s,
-            exposed_s=math.nan if measured is None else measured.exposed_s,
-            computing_s=math.nan if measured is None else measured.computing_s,
-        )
-
-    def _lap(self, context: RunContext, ranks: RankCounts) -> Speed:
-        """`ranks`: the sums over all ranks."""
-        world_size = context.job.ddp.world_size
-        measured = None
-        if not math.isnan(ranks.exposed_s):
-            measured = DdpStepTimes(ranks.exposed_s / world_size, ranks.computing_s / world_size)
-        return context.throughput.lap(
-            waited_s=ranks.waited_s / world_size,
-            tokens=ranks.tokens,
-            measured=measured,
-            has_compiled=ranks.num_compiled_later > 0,
+            waited_s=job.loader.waited_s / world_size,
+            exposed_s=measured.exposed_s / world_size,
+            computing_s=measured.computing_s / world_size,
         )
 
     def _report_phases(self, context: RunContext) -> None:

@@ -14,6 +14,7 @@ operations, add what GPU kernels compute again, and do not know the CPU's kernel
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections import Counter
@@ -163,13 +164,16 @@ class Speed:
 
 
 class DdpStepTimes(NamedTuple):
-    """A step that DDP has measured: the mean of all ranks."""
+    """A step that DDP has measured. NaN: it has not."""
 
-    exposed_s: float
+    exposed_s: float = math.nan
     """How long it waited in communication that nothing overlapped."""
-    computing_s: float
+    computing_s: float = math.nan
     """Its forward and backward pass, without what is exposed; of several micro-batches, the last
     one's."""
+
+
+NOT_MEASURED = DdpStepTimes()
 
 
 class _Interval(NamedTuple):
@@ -185,12 +189,12 @@ class _Interval(NamedTuple):
     measured_s: float = 0.0
     """Of the time of steps, that for which `exposed_s` is known."""
 
-    def since(self, begin: _Interval, measured: DdpStepTimes | None) -> _Interval:
+    def since(self, begin: _Interval, measured: DdpStepTimes) -> _Interval:
         """What has come since `begin`, of which one step was measured."""
         part = _Interval(*map(operator.sub, self, begin))
         # Ranks leave the reduction of the log line at slightly different times.
         part = part._replace(waited_s=min(part.waited_s, part.seconds))
-        if measured is None or not part.steps:
+        if math.isnan(measured.exposed_s) or not part.steps:
             return part
         measured_s = part.seconds - part.waited_s
         # The measured step may have taken much longer than the others: its parts are fractions of
@@ -270,7 +274,7 @@ class Throughput:
         *,
         waited_s: float,
         tokens: float = 0.0,
-        measured: DdpStepTimes | None = None,
+        measured: DdpStepTimes = NOT_MEASURED,
         has_compiled: bool = False,
     ) -> Speed:
         """The speed since the last lap; if there is no step since, with the first step. Call it when
@@ -351,11 +355,11 @@ class ExposedCommunication:
         if isinstance(self._applied, DistributedDataParallel) and job.ddp.device.type == "cpu":
             measure_ddp_every(self._applied, self.EVERY)
 
-    def newest(self, step: int) -> DdpStepTimes | None:
+    def newest(self, step: int) -> DdpStepTimes:
         """The parts of the step that was measured last, on this rank. A captured step is not
         measured."""
         if not isinstance(self._applied, DistributedDataParallel) or self._job.captured_steps:
-            return None
+            return NOT_MEASURED
         measured = ddp_measurements(self._applied)
         iteration = int(measured.get("iteration", 0))
         sent_ns = measured.get("backward_comm_time", 0)
@@ -366,7 +370,7 @@ class ExposedCommunication:
         # The first passes are those of the warm-up.
         is_recent = iteration > 2 and step - self._newest_step <= self.LONGEST
         if not is_recent or not sent_ns or self._job.ddp.world_size == 1:
-            return None
+            return NOT_MEASURED
         exposed_ns = max(0, sent_ns - measured["backward_compute_comm_overlap_time"])
         computing_ns = measured["forward_compute_time"] + measured["backward_compute_time"]
         return DdpStepTimes(exposed_s=exposed_ns / 1e9, computing_s=computing_ns / 1e9)

@@ -16,6 +16,7 @@ from torch import nn
 from drumline.base.errors import CheckpointError, UsageError
 from drumline.checkpoint.store import Snapshot
 from drumline.config.schema import Config
+from drumline.training.job.job import Progress
 from drumline.training.run_context import TaskHooks, make_hooks
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.hook import Hook, Run
@@ -35,7 +36,7 @@ def hooks_of(hooks: Sequence[Any], task: type[Task] = Task) -> TaskHooks:
         "autocast": nullcontext(),
     }
     job: Any = SimpleNamespace(task=task_class(Config()), **parts)
-    return make_hooks(job, Config(), Path("run"), lambda *_, **__: None, 10)
+    return make_hooks(job, Config(), Path("run"), lambda *_, **__: None, 10, Progress())
 
 
 def some(*hooks: Hook) -> TaskHooks:
@@ -174,7 +175,7 @@ def test_the_task_logs_in_hooks_only() -> None:
     hooks = some(Logs())
     events = []
     hooks.run._report = lambda kind, **fields: events.append((kind, fields))
-    hooks.update(step=3, epoch=1, metrics={})
+    hooks.progress.step = 3
     hooks.call("after_step")
     assert events == [("logged", {"step": 3, "name": "size", "type": "scalar", "value": 3})]
     with pytest.raises(

@@ -6,6 +6,7 @@ import pytest
 
 from drumline.training.between_steps import throughput as module
 from drumline.training.between_steps.throughput import (
+    NOT_MEASURED,
     DdpStepTimes,
     ModelFlops,
     Throughput,
@@ -101,7 +102,7 @@ def test_exposed_communication_is_a_share_of_the_time_in_which_it_was_measured(
     throughput = Throughput()
     throughput.start()
     shares = []
-    for measured in (None, DdpStepTimes(0.1, 0.5), DdpStepTimes(0.3, 0.5)):
+    for measured in (NOT_MEASURED, DdpStepTimes(0.1, 0.5), DdpStepTimes(0.3, 0.5)):
         throughput.count(1)
         throughput.count(1)
         clock.now += 2.0
@@ -138,7 +139,7 @@ def test_the_parts_of_the_time_are_disjoint(clock: Clock) -> None:
         measured = DdpStepTimes(
             numbers.choice([0.0, 1e-4, 0.5, 60.0]), numbers.choice([0.0, 1e-3, 1.0])
         )
-        speed = throughput.lap(waited_s=waited_s, measured=numbers.choice([measured, None]))
+        speed = throughput.lap(waited_s=waited_s, measured=numbers.choice([measured, NOT_MEASURED]))
         total = throughput.steady()
         for part in (speed, total):
             assert part.data_share >= 0
