@@ -38,7 +38,11 @@ from drumline.training.steps.graph import GraphStep
 from drumline.training.tasks.hook import Hook
 from drumline.training.tasks.ready_hooks import EMA, Unfreeze
 
-CPU_JOB: Any = SimpleNamespace(ddp=SimpleNamespace(device=torch.device("cpu")))
+CPU_JOB: Any = SimpleNamespace(
+    ddp=SimpleNamespace(device=torch.device("cpu")),
+    optimizer=SimpleNamespace(param_groups=[]),
+    group_settings=[],
+)
 PLAN = plan_step(Cursor(), length=64, sharding=Sharding(batch_size=8, rank=0, world_size=1))
 
 
