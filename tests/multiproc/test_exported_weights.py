@@ -159,7 +159,9 @@ def test_a_card_has_plain_text_whatever_the_checkpoint_names() -> None:
     record = Manifest(3, wrong, {wrong: 0.5}, {})
     snapshot = store.Snapshot({"model": {}}, {"progress": {"facts": facts}})
     with patch.object(catalog, "check_sizes", return_value=record):
-        card = model_card(Path(), snapshot, contents="", file="weights.safetensors", averaged=False)
+        card = model_card(
+            Path(), snapshot, contents="", file="weights.safetensors", has_other_average=False
+        )
     settings = card.partition("```toml\n")[2].partition("\n```")[0]
     assert json.loads(settings.partition(" = ")[2]) == wrong
     rest = card.replace(settings, "")

@@ -132,9 +132,7 @@ class Balance(Action):
             sharding.min_shard_size * sharding.accumulate,
             sharding.batch_size // sharding.world_size,
         )
-        sizes = before
-        if all(seconds):  # DDP may not measure on every kind of device
-            sizes = choose_sizes(before, seconds, smallest=smallest, most=most)
+        sizes = choose_sizes(before, seconds, smallest=smallest, most=most)
         gain = speed_up(before, sizes, seconds)
         later = step - step % EVERY_STEPS + EVERY_STEPS
         if gain < MIN_GAIN:
@@ -218,7 +216,7 @@ def even_sizes(sharding: Sharding) -> tuple[int, ...]:
 
 def speed_up(before: Sequence[int], sizes: Sequence[int], seconds: Sequence[float]) -> float:
     """How much faster steps become with `sizes`, as a fraction, if each rank took so many seconds
-    with those before."""
+    with those before; 0 if DDP has not measured, as on some kinds of devices."""
     expected = [time * new / old for time, new, old in zip(seconds, sizes, before, strict=True)]
     return max(seconds) / max(expected) - 1 if all(seconds) else 0.0
 

@@ -284,15 +284,19 @@ def group_state(optimizer: Optimizer, built: list[dict[str, Any]]) -> list[list[
     schedule-free ones and Prodigy do. They are state: a resumed run takes them from the checkpoint.
     Tensors always count, since comparing them would wait for the device."""
 
-    def is_state(value: Any, before: Any) -> bool:
-        has_tensor = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
-        return has_tensor or bool(value != before)
+    return [
+        [
+            name
+            for name, before in settings.items()
+            if name in group and _is_state(group[name], before)
+        ]
+        for group, settings in zip(optimizer.param_groups, built, strict=True)
+    ]
 
-    def names(group: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-        shared = [name for name in settings if name in group]
-        return [name for name in shared if is_state(group[name], settings[name])]
 
-    return list(map(names, optimizer.param_groups, built))
+def _is_state(value: Any, before: Any) -> bool:
+    has_tensor = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
+    return has_tensor or bool(value != before)
 
 
 def leaves_out_itself(optimizer: Optimizer) -> bool:

@@ -33,8 +33,15 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool) ->
     contents = f"{plural(len(weights), 'tensor')}, {file_size(size)}"
     if averaged:
         contents += ", averaged (EMA)"
+    has_other_average = not averaged and average_in(snapshot) is not None
     with state.translated("progress"):
-        text = model_card(checkpoint, snapshot, contents=contents, file=to.name, averaged=averaged)
+        text = model_card(
+            checkpoint,
+            snapshot,
+            contents=contents,
+            file=to.name,
+            has_other_average=has_other_average,
+        )
 
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -50,11 +57,9 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool) ->
         ) from error
 
     summary = f"step {step}: {contents}"
-    if averaged or average_in(snapshot) is None:
-        return summary
-    return (
-        f"{summary}, as trained; --ema exports their average (EMA), which evaluate and predict use"
-    )
+    if has_other_average:
+        summary += ", as trained; --ema exports their average (EMA), which evaluate and predict use"
+    return summary
 
 
 def weights_in(snapshot: store.Snapshot, *, averaged: bool) -> dict[str, Tensor]:
@@ -97,7 +102,7 @@ def model_card(
     *,
     contents: str,
     file: str,
-    averaged: bool,
+    has_other_average: bool,
 ) -> str:
     """What the weights are, in Markdown: task, checkpoint, metrics, settings, and how to load
     them."""
@@ -117,7 +122,7 @@ def model_card(
         batch=f"{plural(facts['batch_size'], 'sample')} on {plural(facts['world_size'], 'rank')}",
         version=version("drumline"),
         metrics=record.metrics,
-        has_other_average=not averaged and average_in(snapshot) is not None,
+        has_other_average=has_other_average,
         settings=settings_in_card(facts["config"]),
         file=file,
     )
