@@ -264,6 +264,7 @@ class Evaluate(Periodic):
             metrics = evaluate(context.job)
 
         context.progress.metrics = metrics
+        context.progress.evaluated_step = context.progress.step
         if self._trace is not None:
             self._trace.write("evaluated", metrics=metrics)
         context.reporter.report(

@@ -178,16 +178,15 @@ class StopRequestWatcher:
         """A spot notice (`--watch.notice`) is not a signal: a signal after it counts as the
         first."""
         self.place: dict[str, Any] = {}
-        """The host and the rank."""
+        """The host and the rank, once there is a group or this process trains alone."""
         self._group: StopGroup | None = None
-        self._is_joined = False
         self.is_between_groups = False
         """Nodes have changed: the next group decides what a signal means."""
         self.is_writing: Callable[[], bool] = lambda: False
         """Whether this rank is writing a checkpoint."""
-        self.is_saved = False
-        """All is saved. A launcher may signal the last ranks when the first exit."""
         self.is_closed = False
+        """Signals are ignored: all is saved, or the run has ended. A launcher may signal the last
+        ranks when the first exit."""
         self._has_warned = False
 
     @property
@@ -203,7 +202,6 @@ class StopRequestWatcher:
             # the processes of a node stay the same
             group.local_pids = self._group.local_pids
         self._group = group
-        self._is_joined = True
         self.is_between_groups = False
         if self.reason:
             self._request()
@@ -239,7 +237,7 @@ class StopRequestWatcher:
     def _receive(self, number: int) -> None:
         """The first signal asks the run to stop; a second SIGTERM ends this rank."""
         now = time.monotonic()
-        if self.is_saved or self.is_closed:
+        if self.is_closed:
             return
         if self.first_signal is not None:
             # The sender of SIGUSR1 allows time, and a launcher that passes it on may be slow.
@@ -252,7 +250,7 @@ class StopRequestWatcher:
         self.received_at = now
         name = signal.Signals(number).name
         self.reason = self.reason or {"signal": name, "time": time.time()}
-        if self._is_joined:
+        if self.place:
             self._request()
             return
 
@@ -352,7 +350,7 @@ class StopRequestWatcher:
     def _give_up(self) -> None:
         """The group cannot stop together: exit without a save if a signal asked for that."""
         self._take_events()  # the run may have ended meanwhile
-        if self.first_signal is not None and not self.is_saved and not self.is_closed:
+        if self.first_signal is not None and not self.is_closed:
             self._exit(128 + self.first_signal)
 
     def _exit(self, code: int) -> None:
@@ -449,7 +447,7 @@ class Preemption:
     def end_saved(self) -> None:
         """All is saved: signals are ignored from now on."""
         self.is_saved = True
-        self._set("is_saved", True)
+        self._set("is_closed", True)
 
     def close(self) -> None:
         """Call it from the main thread, before the group is destroyed. May be called twice."""

@@ -68,15 +68,9 @@ class Saver(Periodic):
     ) -> None:
         """`check_state`, collective: the first tensor that is not finite, if there is one; or an
         error. `before`: the position of each rank of the group before (`KeptState`)."""
-        train = context.config.train
         settings = context.config.checkpoint
         super().__init__(
             context.progress, every_steps=settings.every_steps, every_epochs=settings.every_epochs
-        )
-        self._evaluations = Periodic(
-            context.progress,
-            every_steps=train.eval_every_steps,
-            every_epochs=train.eval_every_epochs,
         )
         self.saved_step = context.progress.step
         """The latest step that is saved, or being saved."""
@@ -133,8 +127,9 @@ class Saver(Periodic):
 
     def run(self, context: RunContext) -> None:
         step = context.progress.step
-        metrics = numbers(context.progress.metrics) if self._evaluations.due(step) else {}
-        self.save_step(metrics, must_save=step >= context.progress.last_step)
+        progress = context.progress
+        metrics = numbers(progress.metrics) if progress.evaluated_step == step else {}
+        self.save_step(metrics, must_save=step >= progress.last_step)
 
     def save_step(self, metrics: Mapping[str, float], *, must_save: bool) -> None:
         """Collective: save the state after this step, with the task's hooks before and after."""

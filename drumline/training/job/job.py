@@ -87,6 +87,8 @@ class Progress:
     """A hook has ended the run: its `reason`, and the `run_length` that the run would have had."""
     metrics: dict[str, Any] = field(default_factory=dict)
     """The metrics of the latest evaluation: numbers and nested lists of numbers."""
+    evaluated_step: int | None = None
+    """The step of the latest evaluation of this start."""
 
     @property
     def epoch(self) -> int:
