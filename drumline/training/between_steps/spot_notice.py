@@ -4,17 +4,15 @@ address that answers, as those of clouds do, or a function of the user's.
 
 from __future__ import annotations
 
-import http.client
 import re
 import threading
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlsplit
 
 from drumline.base.errors import log
 from drumline.base.user_code import load_function
@@ -87,35 +85,28 @@ def ask_web(url: str) -> str | None:
     """The notice is a response with status 200 and a body that is not empty."""
     headers = {}
     try:
-        parts = urllib.parse.urlsplit(url)
+        parts = urlsplit(url)
         if parts.hostname in METADATA_HOSTS:
             token_url = f"{parts.scheme}://{parts.netloc}{TOKEN_PATH}"
             headers = {TOKEN_HEADER: _request(token_url, "PUT", TOKEN_LIFETIME).strip()}
         body = _request(url, "GET", headers)
-    except (OSError, http.client.HTTPException, ValueError):
+    except (OSError, HTTPException, ValueError):
         # a network error is no notice
         return None
     return f"a notice at {url}: {_in_a_line(body)}" if body.strip() else None
 
 
 def _request(url: str, method: str, headers: dict[str, str]) -> str:
-    """The body of the response; empty if its status is not 200."""
-    # Without proxies and redirects: a response of a proxy or a login page is no notice.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
-    request = urllib.request.Request(url, method=method, headers=headers)  # noqa: S310 - http(s), by the rules
-    body = b""
-    try:
-        with opener.open(request, timeout=TIMEOUT_S) as answer:
-            if answer.status == http.HTTPStatus.OK:
-                body = answer.read(_MOST_BYTES)
-    except urllib.error.HTTPError as error:
-        error.close()
+    """The body of the response; empty if its status is not 200. There are no proxies and no
+    redirects: a response of a proxy or a login page is no notice."""
+    parts = urlsplit(url)
+    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+    with closing(connect(parts.netloc, timeout=TIMEOUT_S)) as connection:
+        connection.request(method, target, headers=headers)
+        response = connection.getresponse()
+        body = response.read(_MOST_BYTES) if response.status == HTTPStatus.OK else b""
     return body.decode(errors="replace")
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 def _in_a_line(text: str) -> str:

@@ -160,18 +160,14 @@ def plan_memory(
 
         batches[micro.size] = micro.data
         for mode, num_shards in modes_for(world_size, dist.shard_ranks or ranks_per_node):
-            if mode == "ddp":
-                step = traced(micro.size, None)
-                memory_at = _in_replicas(step, world_size, dist, accumulates=micro.accumulates)
-            else:
-                step = traced(micro.size, sharded_type)
-                memory_at = _in_shards(step, mode, num_shards, dist, accumulates=micro.accumulates)
-            peak = _memory_at_peak(step, memory_at, mode=mode, world_size=world_size, micro=micro)
-            ranks.append(peak)
+            setup = _Setup(mode, world_size, num_shards, dist, micro)
+            step = traced(micro.size, None if mode == "ddp" else sharded_type)
+            ranks.append(_memory_at_peak(step, setup))
 
         if recompute is None and config.model.activation_checkpointing is not False:
+            setup = _Setup("ddp", world_size, 1, dist, micro)
             blocks = job(None).recomputed()
-            recompute = _compare_without(config, task, ranks[0], micro, blocks=blocks)
+            recompute = _compare_without(config, task, setup, ranks[0], blocks=blocks)
 
     return MemoryPlan(
         num_parameters=job(None).num_parameters,
@@ -181,40 +177,43 @@ def plan_memory(
     )
 
 
-def _memory_at_peak(
-    step: StepMemory,
-    memory_at: MemoryAt,
-    *,
-    mode: str,
-    world_size: int,
-    micro: _MicroBatch,
-) -> RankMemory:
+class _MicroBatch(NamedTuple):
+    data: Any
+    size: int
+    accumulates: bool
+
+
+class _Setup(NamedTuple):
+    """How a rank takes its steps."""
+
+    mode: str
+    world_size: int
+    num_shards: int
+    dist: DistConfig
+    micro: _MicroBatch
+
+
+def _memory_at_peak(step: StepMemory, setup: _Setup) -> RankMemory:
     """The moment at which the rank holds most."""
+    memory_at = _in_replicas(step, setup) if setup.mode == "ddp" else _in_shards(step, setup)
     peak = max(map(memory_at, step.moments), key=lambda parts: sum(parts.values()))
     peak["activations"] += NUM_AHEAD * step.batch_bytes + WORKSPACES
-    return RankMemory(mode=mode, world_size=world_size, micro_batch_size=micro.size, **peak)
+    return RankMemory(
+        mode=setup.mode,
+        world_size=setup.world_size,
+        micro_batch_size=setup.micro.size,
+        **peak,
+    )
 
 
 def _compare_without(
-    config: Config,
-    task: Task,
-    memory: RankMemory,
-    micro: _MicroBatch,
-    *,
-    blocks: str,
+    config: Config, task: Task, setup: _Setup, memory: RankMemory, *, blocks: str
 ) -> RecomputePlan:
-    """The same rank, of the mode ddp, without activation checkpointing. The task is made again,
-    since its model may depend on the setting."""
+    """The same rank without activation checkpointing. The task is made again, since its model may
+    depend on the setting."""
     plain = replace(config, model=replace(config.model, activation_checkpointing=False))
-    step = FakeJob(plain, type(task)(plain)).trace(micro.data)
-    memory_at = _in_replicas(step, memory.world_size, config.dist, accumulates=micro.accumulates)
-    without = _memory_at_peak(
-        step,
-        memory_at,
-        mode=memory.mode,
-        world_size=memory.world_size,
-        micro=micro,
-    )
+    step = FakeJob(plain, type(task)(plain)).trace(setup.micro.data)
+    without = _memory_at_peak(step, setup)
     activations = memory.activations - WORKSPACES
     activations_without = without.activations - WORKSPACES
     return RecomputePlan(
@@ -235,12 +234,6 @@ def modes_for(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, int]]
         if 1 < ranks_per_node < world_size and world_size % ranks_per_node == 0:
             yield "hsdp", ranks_per_node
         yield "fsdp", world_size
-
-
-class _MicroBatch(NamedTuple):
-    data: Any
-    size: int
-    accumulates: bool
 
 
 def _first_micro_batch(config: Config, task: Task, data: Any, world_size: int) -> _MicroBatch:
@@ -270,17 +263,13 @@ def _first_micro_batch(config: Config, task: Task, data: Any, world_size: int) -
         loader.close()
 
 
-def _in_replicas(
-    step: StepMemory,
-    world_size: int,
-    dist: DistConfig,
-    *,
-    accumulates: bool,
-) -> MemoryAt:
+def _in_replicas(step: StepMemory, setup: _Setup) -> MemoryAt:
     """One process, or DDP. DDP's buckets are there all the time. Gradients are views of them, but
     not while they add up before the ranks synchronize."""
     trained = sum(parameter.num_bytes for parameter in step.parameters if parameter.is_trained)
-    has_buckets = world_size > 1
+    dist = setup.dist
+    accumulates = setup.micro.accumulates
+    has_buckets = setup.world_size > 1
     communication = trained if has_buckets and accumulates else 0
     if has_buckets and dist.comm == "powersgd":
         communication += trained  # what the last step left out
@@ -304,14 +293,7 @@ def _in_replicas(
     return at
 
 
-def _in_shards(
-    step: StepMemory,
-    mode: str,
-    num_shards: int,
-    dist: DistConfig,
-    *,
-    accumulates: bool,
-) -> MemoryAt:
+def _in_shards(step: StepMemory, setup: _Setup) -> MemoryAt:
     """`fully_shard`. What is in no block is gathered from the beginning of the forward pass to the
     end of the backward pass; a block only while it is computed, in zero1 as long as the rest.
     Gradients are whole until all of their block are there; zero1 adds them up before that, unless
@@ -324,13 +306,15 @@ def _in_shards(
     rest = sizes.pop(None, 0) * step.gathered
     block = max(sizes.values(), default=0) * step.gathered
 
-    is_zero1 = mode == "zero1"
+    dist = setup.dist
+    accumulates = setup.micro.accumulates
+    is_zero1 = setup.mode == "zero1"
     # each micro-batch by itself, and adds up shards
     reduces_each = dist.shard_dtype != "fp32"
     gathered = rest + sizes.total() * step.gathered if is_zero1 else rest
     copies = MESSAGES if is_zero1 else GATHERED
     weights, gradients, optimizer = _shard_bytes(
-        step.parameters, num_shards, on_host=dist.offload_optimizer
+        step.parameters, setup.num_shards, on_host=dist.offload_optimizer
     )
 
     def at(moment: MemoryMoment) -> dict[str, int]:
