@@ -382,7 +382,7 @@ def test_a_graph_owns_the_memory_that_its_matrix_products_work_in() -> None:
 def replay_while_others_give_memory_back() -> tuple[float, float]:
     """As Lightning does when it begins and when it ends. The products are large enough to need a
     workspace."""
-    leave_default_stream(torch.device("cuda", 0))
+    leave_default_stream(torch.device("cuda", 0), "graph")
     layer = nn.Linear(4096, 4096, device="cuda", dtype=torch.bfloat16)
     total = torch.zeros((), device="cuda")
 

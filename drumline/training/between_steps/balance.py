@@ -150,7 +150,6 @@ class Balance(Action):
             step=step,
             message=self._describe(step, gain),
             shard_sizes=sizes,
-            seconds_per_step=[round(rank_s, 6) for rank_s in seconds],
         )
 
     def _use(self, sizes: tuple[int, ...], measure_at: int) -> None:

@@ -264,14 +264,12 @@ def build_job(
 ) -> Job:
     """Collective: build data, model and optimizer, and compare them across ranks. `saved`: the facts
     of the checkpoint that the run resumes from. `step_kind`: in place of that of the settings.
-    `on_data` is called when the data is built, `on_model` with the new model, before it is
-    compared."""
+    `on_data` is called when the data is built; `on_model` gets the model before it is compared."""
     ddp.connection.heartbeat.mark(Phase.START)
     device = ddp.device
     set_arithmetic(config.train, device)
     step_kind = step_kind or choose_step_kind(config, device, saved)
-    if device.type == "cuda" and step_kind in CAPTURING:
-        leave_default_stream(device)
+    leave_default_stream(device, step_kind)
     batch = choose_batch(config.train, world_size=ddp.world_size, saved=saved)
     plan = plan_sharding(config, ddp)
     loader, eval_loaders, data_fingerprint = _build_data(config, task, ddp, batch, plan)
@@ -479,10 +477,12 @@ def _power_sgd(settings: DistConfig, applied: nn.Module) -> PowerSGD | None:
     return PowerSGD(applied, columns=settings.powersgd_rank, start=settings.powersgd_start)
 
 
-def leave_default_stream(device: torch.device) -> None:
-    """Make a new stream current: CUDA cannot capture the default stream, and a step must be
-    captured on the stream of its warm-up. Call it before the model is built: autograd remembers
-    each parameter's first stream."""
+def leave_default_stream(device: torch.device, step_kind: str) -> None:
+    """Make a new stream current, for steps that may be captured: CUDA cannot capture the default
+    stream, and a step must be captured on the stream of its warm-up. Call it before the model is
+    built: autograd remembers each parameter's first stream."""
+    if device.type != "cuda" or step_kind not in CAPTURING:
+        return
     if torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.default_stream(device))
