@@ -18,14 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from drumline.base.errors import UsageError
 from drumline.config import PRESETS
 from drumline.config.schema import Config, DataConfig, ModelConfig
-from drumline.training.tasks.built_in import (
-    GPT,
-    ImageClassification,
-    LanguageModel,
-    MiniResNet,
-    Synthetic,
-    load_task,
-)
+from drumline.training.tasks import ImageClassification, LanguageModel
+from drumline.training.tasks.built_in import GPT, MiniResNet, Synthetic, load_task
 
 SMALL_GPT = ModelConfig(name="gpt", layers=1, heads=2, width=16, context=12)
 IMAGES = Config(data=DataConfig(name="synthetic_images", image_size=8, samples=40, classes=3))
