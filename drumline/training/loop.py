@@ -72,14 +72,15 @@ class LogSums(NamedTuple):
     """How long this rank waited for the sums, and so for its device."""
 
 
-class LogTraining(Action):
+class LogTraining(Periodic):
     """Every `log.every_steps` steps: the loss since the last line."""
 
     name = "log"
 
     def __init__(self, context: RunContext, non_finite: NonFinite, notices: WatchNotices) -> None:
-        self.interval = context.config.log.every_steps
-        self._progress = context.progress
+        super().__init__(
+            context.progress, every_steps=context.config.log.every_steps, every_epochs=0
+        )
         self._first_step = context.progress.step
         self._non_finite = non_finite
         self._notices = notices
@@ -92,9 +93,6 @@ class LogTraining(Action):
 
     def start(self, context: RunContext) -> None:
         self._communication = ExposedCommunication(context.job)
-
-    def due(self, step: int) -> bool:
-        return step % self.interval == 0 or step >= self._progress.last_step
 
     def run(self, context: RunContext) -> None:
         job = context.job
