@@ -50,37 +50,31 @@ class EMA(Hook):
     def start(self, run: Run) -> None:
         self._places = _places(run.model)
         with run.shared_weights():
-            self._begin()
-
-    def _begin(self) -> None:
-        now = dict(zip(self._places, self._now(), strict=True))
-        before = self.average or now
-        different = sorted(before.keys() ^ now.keys())
-        if different:
-            raise UsageError(
-                f"the average in the checkpoint is of another model: {', '.join(different[:5])}",
-                next_step="start a new run with --fresh, or take EMA out of hooks() for this one",
-            )
-        self.average = {
-            name: torch.empty_like(tensor, dtype=_average_type(tensor)).copy_(before[name])
-            for name, tensor in now.items()
-        }
+            now = dict(zip(self._places, self._now(), strict=True))
+            before = self.average or now
+            different = sorted(before.keys() ^ now.keys())
+            if different:
+                raise UsageError(
+                    f"the average in the checkpoint is of another model: {', '.join(different[:5])}",
+                    next_step="start a new run with --fresh, or take EMA out of hooks() for this one",
+                )
+            self.average = {
+                name: torch.empty_like(tensor, dtype=_average_type(tensor)).copy_(before[name])
+                for name, tensor in now.items()
+            }
 
     @torch.no_grad()
     def after_step(self, run: Run) -> None:
-        with run.shared_weights():
-            self._add()
-
-    def _add(self) -> None:
         averages = []
         weights = []
-        for average, now in zip(self.average.values(), self._now(), strict=True):
-            if average.is_floating_point():
-                averages.append(own_part(average))
-                weights.append(own_part(now).to(average.dtype))
-            else:
-                own_part(average).copy_(own_part(now))
-        self._update(averages, weights, None)
+        with run.shared_weights():
+            for average, now in zip(self.average.values(), self._now(), strict=True):
+                if average.is_floating_point():
+                    averages.append(own_part(average))
+                    weights.append(own_part(now).to(average.dtype))
+                else:
+                    own_part(average).copy_(own_part(now))
+            self._update(averages, weights, None)
 
     @torch.no_grad()
     def before_evaluation(self, run: Run) -> None:
