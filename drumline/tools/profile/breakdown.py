@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import numpy as np
-
 from drumline.tools.profile.intervals import (
     Intervals,
     clipped,
@@ -126,22 +124,14 @@ def clock_difference(trace: RankTrace, reference: RankTrace) -> float:
     return median(differences_s) if differences_s else 0.0
 
 
-def divided(
-    low: float,
-    high: float,
-    claims: Sequence[tuple[str, Intervals]],
-    rest: str,
-) -> dict[str, float]:
-    """The time from `low` to `high` in parts: each instant belongs to the first claim that has it,
-    or to the rest."""
-    left = np.array([[low, high]])
+def divided(whole: Intervals, claims: Mapping[str, Intervals], rest: str) -> dict[str, Intervals]:
+    """The whole in parts: each instant belongs to the first claim that has it, or to the rest."""
     parts = {}
-    for name, claim in claims:
-        taken = intersection(left, clipped(claim, low, high))
-        parts[name] = length(taken)
-        left = difference(left, taken)
+    for name, claim in claims.items():
+        parts[name] = intersection(whole, claim)
+        whole = difference(whole, claim)
 
-    parts[rest] = length(left)
+    parts[rest] = whole
     return parts
 
 
@@ -172,33 +162,35 @@ def divide_steps(
     """The steps of one rank. `trace` and `collectives` are by one clock."""
     calls = [collective.by_rank[rank] for collective in collectives if rank in collective.by_rank]
     communication = union((call.call, call.end) for call in calls)
-    claims = [
-        ("compute", trace.compute),
-        ("waiting_for_rank", waiting_of(rank, collectives)),
-        ("exposed_communication", communication),
-        ("data", trace.data),
-        ("host_sync", union((event.start, event.end) for event in trace.syncs)),
-    ]
+    claims = {
+        "compute": trace.compute,
+        "waiting_for_rank": waiting_of(rank, collectives),
+        "exposed_communication": communication,
+        "data": trace.data,
+        "host_sync": union((event.start, event.end) for event in trace.syncs),
+    }
+    parts = divided(union((step.start, step.end) for step in trace.steps), claims, "gaps")
     hidden = intersection(communication, trace.compute)
     other_calls = [call for call in calls if not call.is_bucket]
     other_collectives = union((call.call, call.end) for call in other_calls)
+    idle_waits = {
+        last_rank: difference(union(waits), trace.compute)
+        for last_rank, waits in waits_of(rank, collectives).items()
+        if last_rank != rank
+    }
 
-    idle_waits = {}
-    for last_rank, waits in sorted(waits_of(rank, collectives).items()):
-        if last_rank != rank:
-            idle_waits[last_rank] = difference(union(waits), trace.compute)
+    def in_step(step: TraceStep, intervals: Intervals) -> float:
+        """The seconds of this set in a step."""
+        return length(clipped(intervals, step.start, step.end))
 
     return [
         StepParts(
             step=step,
-            parts_s=divided(step.start, step.end, claims, "gaps"),
-            hidden_s=length(clipped(hidden, step.start, step.end)),
-            other_s=length(clipped(other_collectives, step.start, step.end)),
+            parts_s={name: in_step(step, part) for name, part in parts.items()},
+            hidden_s=in_step(step, hidden),
+            other_s=in_step(step, other_collectives),
             num_other=sum(step.start <= call.call < step.end for call in other_calls),
-            waited_s={
-                last_rank: length(clipped(idle_wait, step.start, step.end))
-                for last_rank, idle_wait in idle_waits.items()
-            },
+            waited_s={last: in_step(step, waits) for last, waits in idle_waits.items()},
         )
         for step in trace.steps
     ]

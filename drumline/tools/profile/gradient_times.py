@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, mode
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,10 +70,8 @@ def _computed_at(trace: RankTrace, step: TraceStep, host_times: Seconds) -> Seco
     if not trace.is_device:
         return host_times
 
-    kernels = _launches_of(trace, step)
-    kernels = kernels[np.argsort(kernels[:, 0])]
-    launches = kernels[:, 0]
-    ends = kernels[:, 2]
+    kernels = trace.launches[_is_in_step(trace.launches[:, 1], step)]
+    launches, _, ends = kernels[np.argsort(kernels[:, 0])].T
 
     # The n-th: when the first n kernels that were launched have ended.
     computed = np.maximum.accumulate([step.start, *ends])
@@ -127,8 +124,8 @@ def _step_buckets(
     before_s = _before_backward_s(trace, step, calls)
     buckets = []
     for call, num_bytes in zip(calls, sizes, strict=True):
-        ready_s = _computed_until(trace, step, call.host_call, call.start)
         ready = ready_instant(trace, step, call)
+        ready_s = length(clipped(trace.compute, step.start, ready))
         buckets.append(
             Bucket(
                 num_bytes=call.num_bytes or num_bytes,
@@ -166,15 +163,11 @@ def bucket_calls(trace: RankTrace, step: TraceStep, num_buckets: int) -> list[Co
     return of_graph if len(of_graph) == num_buckets else []
 
 
-def backward_start(
-    trace: RankTrace,
-    step: TraceStep,
-    calls: Sequence[CollectiveCall],
-) -> float | None:
-    """When the host began the backward pass in which gradients are reduced: after the last batch of
-    the step."""
+def _before_backward_s(trace: RankTrace, step: TraceStep, calls: Sequence[CollectiveCall]) -> float:
+    """What a rank has computed in a step before the backward pass that reduces gradients: after the
+    last batch of the step."""
     if not calls or calls[0].host_call is None:
-        return None
+        return 0.0
 
     first_call = calls[0].host_call
     load_ends = trace.data[:, 1]
@@ -183,36 +176,8 @@ def backward_start(
 
     starts, ends = trace.backward.T
     starts = starts[(ends > last_load) & (starts <= first_call)]
-    return float(starts[0]) if len(starts) else None
-
-
-def _before_backward_s(trace: RankTrace, step: TraceStep, calls: Sequence[CollectiveCall]) -> float:
-    """What a rank has computed in a step before the backward pass that reduces gradients."""
-    begin = backward_start(trace, step, calls)
-    return 0.0 if begin is None else _computed_until(trace, step, begin, begin)
-
-
-def _computed_until(
-    trace: RankTrace,
-    step: TraceStep,
-    host_time: float | None,
-    start: float,
-) -> float:
-    """How long the work of a step takes that the host had launched at this time; before `start`, if
-    it is not known."""
-    if host_time is None:
-        return length(clipped(trace.compute, step.start, start))
-    if not trace.is_device:
-        return length(clipped(trace.compute, step.start, host_time))
-
-    kernels = _launches_of(trace, step)
-    is_launched = kernels[:, 0] < host_time
-    return length(union(kernels[is_launched, 1:]))
-
-
-def _launches_of(trace: RankTrace, step: TraceStep) -> Intervals:
-    """The kernels of a step, as rows of launch, start and end."""
-    return trace.launches[_is_in_step(trace.launches[:, 1], step)]
+    begin = _computed_at(trace, step, starts[:1])
+    return length(clipped(trace.compute, step.start, begin[0])) if len(begin) else 0.0
 
 
 def _is_in_step(times: Seconds, step: TraceStep) -> NDArray[np.bool_]:
@@ -221,14 +186,6 @@ def _is_in_step(times: Seconds, step: TraceStep) -> NDArray[np.bool_]:
 
 
 # Tensors
-
-
-class TensorTimes(NamedTuple):
-    """A gradient in one step of one rank, as in `GradientTensor`."""
-
-    ready_s: float
-    backward_s: float
-    host_s: float
 
 
 def tensors_of(
@@ -251,13 +208,10 @@ def tensors_of(
             if len(times):
                 steps.append(times)
 
-    if steps:
-        means = [TensorTimes(*times) for times in np.mean(np.array(steps), axis=0).tolist()]
-    else:
-        means = _between(sizes, buckets)
+    means = np.mean(steps, axis=0) if steps else _between(sizes, buckets)
     return [
-        GradientTensor(num_bytes=size, **mean._asdict())
-        for size, mean in zip(sizes, means, strict=True)
+        GradientTensor(num_bytes=size, ready_s=ready_s, backward_s=backward_s, host_s=host_s)
+        for size, (ready_s, backward_s, host_s) in zip(sizes, means.tolist(), strict=True)
     ]
 
 
@@ -278,8 +232,8 @@ def _are_buckets_of(facts: RankFacts) -> bool:
 
 
 def _tensor_times(trace: RankTrace, step: TraceStep, num_tensors: int, host: Intervals) -> Seconds:
-    """The `TensorTimes` of the last backward pass, one in a row; empty where the trace does not
-    have it, as in a CUDA graph."""
+    """The last backward pass, with a gradient in a row: its `ready_s`, `backward_s` and `host_s`; empty
+    where the trace does not have it, as in a CUDA graph."""
     times = trace.gradients[_is_in_step(trace.gradients, step)]
     calls = bucket_calls(trace, step, 0)
     if not calls or len(times) < num_tensors or len(times) % num_tensors:
@@ -297,19 +251,15 @@ def _since(start: float, intervals: Intervals, times: Seconds) -> Seconds:
     return length_until(intervals, times) - length_until(intervals, np.array([start]))
 
 
-def _between(sizes: Sequence[int], buckets: Sequence[Bucket]) -> list[TensorTimes]:
-    """Where tensors were not timed: in proportion to their bytes, between those of the buckets."""
+def _between(sizes: Sequence[int], buckets: Sequence[Bucket]) -> Seconds:
+    """The same where tensors were not timed: in proportion to their bytes, between their buckets."""
     tensor_ends = np.cumsum(sizes)
     sent = np.cumsum([0, *(bucket.num_bytes for bucket in buckets)])
     # Fewer bytes are sent where they are rounded.
     bucket_ends = sent * tensor_ends[-1] / max(1, sent[-1])
 
     first = buckets[0]
-    bucket_times = [TensorTimes(first.ready_s - first.backward_s, 0.0, first.host_s or 0.0)]
-    for bucket in buckets:
-        bucket_times.append(TensorTimes(bucket.ready_s, bucket.backward_s, bucket.host_s or 0.0))
-
-    columns = [
-        np.interp(tensor_ends, bucket_ends, column) for column in zip(*bucket_times, strict=True)
-    ]
-    return [TensorTimes(*times) for times in zip(*columns, strict=True)]
+    rows = [(first.ready_s - first.backward_s, 0.0, first.host_s)]
+    rows += [(bucket.ready_s, bucket.backward_s, bucket.host_s) for bucket in buckets]
+    columns = np.array(rows, dtype=np.float64).T
+    return np.stack([np.interp(tensor_ends, bucket_ends, column) for column in columns], axis=1)

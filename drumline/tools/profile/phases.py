@@ -9,7 +9,7 @@ kernel.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from statistics import fmean, median
@@ -25,11 +25,11 @@ from drumline.runs.profile_files import (
     StackSamples,
 )
 from drumline.runs.profile_result import PAUSES, BusyThread, Collections, LineCost, WorkerStarts
+from drumline.tools.profile.breakdown import divided
 from drumline.tools.profile.intervals import (
     Intervals,
     clipped,
     contains,
-    difference,
     intersection,
     length,
     length_until,
@@ -48,6 +48,7 @@ from drumline.tools.profile.line_costs import (
 from drumline.tools.profile.rank_trace import RankTrace
 
 C = TypeVar("C", Collections, WorkerStarts)
+COMPUTE = "compute"
 COMMUNICATION = "communication, exposed"
 WAITING = "waiting for a slower rank"
 COLLECTION = "garbage collection"
@@ -80,29 +81,37 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
     if not stacks.samples:
         return RankPhases()
 
-    times = SampleTimes(stacks, trace.base_ns)
-    host = HostTime(trace, waiting, times.collections())
+    times = SampleTimes(stacks, trace)
+    steps = union((step.start, step.end) for step in trace.steps)
+    calls = union((call.call, call.end) for call in trace.collectives)
+    claims = {
+        COMPUTE: trace.compute,
+        WAITING: waiting,
+        COMMUNICATION: calls,
+        COLLECTION: times.collections(),
+    }
+    parts = divided(steps, claims, REST)
+    communication = union(np.concatenate([parts[WAITING], parts[COMMUNICATION]]))
     num_steps = len(trace.steps)
 
     # Of each sample, as means over the steps.
-    idle_s = times.within(host.rest) / num_steps
-    computes_s = times.computed(trace, host) / num_steps
+    idle_s = times.within(parts[REST]) / num_steps
+    computes_s = times.computed(steps, parts[COMPUTE]) / num_steps
     seconds = idle_s + computes_s
-    differentiated_s = times.differentiated(trace, host) / num_steps
-    communicates_s = times.communicated(trace, host.communication) / num_steps
-    in_others_s = times.communicated(trace, host.other_collectives) / num_steps
+    differentiated_s = times.differentiated(steps, parts[COMPUTE]) / num_steps
 
     phases_s = times.by_phase(seconds)
-    for name, intervals in host.named.items():
-        if len(intervals):
-            phases_s[name] = length(intervals) / num_steps
+    for name in (WAITING, COMMUNICATION, COLLECTION):
+        if len(parts[name]):
+            phases_s[name] = length(parts[name]) / num_steps
 
-    unsampled_s = length(host.steps) / num_steps - sum(phases_s.values())
+    unsampled_s = length(steps) / num_steps - sum(phases_s.values())
     phases_s[REST] = phases_s.get(REST, 0.0) + max(0.0, unsampled_s)
 
-    own_s = idle_s * is_user_s_own(stacks) + times.in_torch(trace, idle_s)
+    is_own = is_user_s_own(stacks)
+    own_s = idle_s * is_own + times.in_torch(idle_s)
     cpu_shares = times.cpu_shares()
-    backward_s = times.shares_of_backward(trace) * phases_s.get("backward", 0.0)
+    backward_s = times.shares_of_backward() * phases_s.get("backward", 0.0)
     costs = {
         "seconds": seconds,
         "host_s": idle_s,
@@ -110,192 +119,149 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
         "cpu_s": own_s * cpu_shares,
         "backward_s": backward_s,
     }
-    special_s = np.minimum(computes_s, times.special(trace) / num_steps)
+    special_s = np.minimum(computes_s, times.sums(*trace.special.T) / num_steps)
     special_s += backward_s * special_s / np.maximum(computes_s, 1e-9)
-    lines = costliest(stacks, costs, times.operations(trace), times.steps(trace))
+    lines = costliest(stacks, costs, times.operations(), times.steps())
 
     if facts.pauses:
         paused_s = times.lasts_s * times.is_in(PAUSES) / facts.num_steps
-        own_s = paused_s * is_user_s_own(stacks)
-        lines += costliest(
-            stacks, {"seconds": paused_s, "own_s": own_s, "cpu_s": own_s * cpu_shares}
-        )
+        own_s = paused_s * is_own
+        pauses = {"seconds": paused_s, "own_s": own_s, "cpu_s": own_s * cpu_shares}
+        lines += costliest(stacks, pauses)
 
+    not_buckets = union((call.call, call.end) for call in trace.collectives if not call.is_bucket)
+    others = intersection(communication, not_buckets)
     return RankPhases(
         phases_s=phases_s,
         lines=tuple(lines),
-        communication_phases_s=times.by_phase(communicates_s),
-        collective_lines=tuple(costliest(stacks, {"seconds": in_others_s})),
+        communication_phases_s=times.by_phase(times.communicated(communication) / num_steps),
+        collective_lines=tuple(
+            costliest(stacks, {"seconds": times.communicated(others) / num_steps})
+        ),
         special_lines=tuple(costliest(stacks, {"seconds": special_s})),
         undifferentiated=tuple(without_gradient(stacks, seconds, computes_s, differentiated_s)),
-        worker_starts=times.worker_starts(trace),
+        worker_starts=times.worker_starts(),
         collections=collections_of(stacks, phases_s.get(COLLECTION, 0.0), facts.num_steps),
         threads=tuple(threads_of(facts, float(times.lasts_s.sum()))),
     )
 
 
-class HostTime:
-    """The steps of a rank in sets of instants: what the trace knows, and the rest, which is the
-    host's."""
-
-    def __init__(self, trace: RankTrace, waiting: Intervals, collections: Intervals) -> None:
-        self.steps = union((step.start, step.end) for step in trace.steps)
-
-        idle = difference(self.steps, trace.compute)
-        self.busy = difference(self.steps, idle)
-        """While the rank computes."""
-
-        waits = intersection(idle, waiting)
-        left = difference(idle, waits)
-
-        calls = union((call.call, call.end) for call in trace.collectives)
-        exposed = intersection(left, calls)
-        left = difference(left, exposed)
-
-        collected = intersection(left, collections)
-        self.named = {WAITING: waits, COMMUNICATION: exposed, COLLECTION: collected}
-        """By phase: what needs no sample."""
-        self.rest = difference(left, collected)
-        """While it neither computes nor does any of those."""
-
-        self.communication = union(np.concatenate([waits, exposed]))
-        """With the waits."""
-
-        not_buckets = union(
-            (call.call, call.end) for call in trace.collectives if not call.is_bucket
-        )
-        self.other_collectives = intersection(self.communication, not_buckets)
-        """Of those that reduce no bucket of gradients."""
-
-
 class SampleTimes:
-    """When each sample of a stack began and ended, in the trace's time."""
+    """When each sample of a stack began and ended, in the trace's time, and what happened then."""
 
-    def __init__(self, stacks: StackSamples, base_ns: int) -> None:
+    def __init__(self, stacks: StackSamples, trace: RankTrace) -> None:
         self._stacks = stacks
-        self._base_ns = base_ns
+        self._trace = trace
 
         # A sample lasts until the next one.
         edges_ns = [stacks.began_ns, *(sample.until_ns for sample in stacks.samples)]
-        edges = (np.array(edges_ns, dtype=np.float64) - base_ns) / 1e9
+        edges = (np.array(edges_ns, dtype=np.float64) - trace.base_ns) / 1e9
         self._starts = edges[:-1]
         self._ends = edges[1:]
         self.lasts_s = self._ends - self._starts
+        self._phases = np.array([sample.phase for sample in stacks.samples])
 
     def within(self, intervals: Intervals) -> Seconds:
         """How much of each sample is in the set."""
         return length_until(intervals, self._ends) - length_until(intervals, self._starts)
 
-    def computed(self, trace: RankTrace, host: HostTime) -> Seconds:
+    def sums(self, times: Seconds, seconds: Seconds) -> Seconds:
+        """The sums over each sample of what begins at these times."""
+        samples = np.searchsorted(self._ends, times, "right").clip(0, len(self._ends) - 1)
+        return np.bincount(samples, seconds, len(self._ends)).astype(np.float64)
+
+    def computed(self, steps: Intervals, compute: Intervals) -> Seconds:
         """How long a rank computes for each sample."""
-        if not trace.is_device:
-            return self.within(host.busy)
-        return self._launched(trace, host.steps, trace.launches)
+        if not self._trace.is_device:
+            return self.within(compute)
+        return self._launched(steps, self._trace.launches)
 
-    def differentiated(self, trace: RankTrace, host: HostTime) -> Seconds:
+    def differentiated(self, steps: Intervals, compute: Intervals) -> Seconds:
         """The same, of operations that have a gradient."""
-        if not trace.is_device:
-            return self.within(intersection(host.busy, trace.differentiated))
+        differentiated = self._trace.differentiated
+        if not self._trace.is_device:
+            return self.within(intersection(compute, differentiated))
 
-        launches = trace.launches
-        is_differentiated = contains(trace.differentiated, launches[:, 0])
-        return self._launched(trace, host.steps, launches[is_differentiated])
+        launches = self._trace.launches
+        return self._launched(steps, launches[contains(differentiated, launches[:, 0])])
 
-    def _launched(self, trace: RankTrace, steps: Intervals, rows: Intervals) -> Seconds:
+    def _launched(self, steps: Intervals, rows: Intervals) -> Seconds:
         """How long the device computes for each sample: kernels that the host launched then. They
         may overlap, and together take as long as the device computes."""
         starts = rows[:, 1]
         is_in_steps = (starts >= steps[0, 0]) & (starts < steps[-1, 1])
         launches, starts, ends = rows[is_in_steps].T
-
-        kernels_s = np.zeros(len(self._ends))
-        samples = np.searchsorted(self._ends, launches)
-        samples = samples.clip(0, len(kernels_s) - 1)
-        np.add.at(kernels_s, samples, ends - starts)
+        kernels_s = self.sums(launches, ends - starts)
 
         kernels = intersection(steps, union(rows[:, 1:]))
-        computes_s = length(intersection(trace.compute, kernels))
+        computes_s = length(intersection(self._trace.compute, kernels))
         shares: Seconds = kernels_s * (computes_s / max(float(kernels_s.sum()), 1e-12))
         return shares
 
-    def communicated(self, trace: RankTrace, communication: Intervals) -> Seconds:
+    def communicated(self, communication: Intervals) -> Seconds:
         """How much of this communication belongs to each sample: on a GPU, where the host goes on,
         that of the collectives which it called then."""
-        if not trace.is_device:
+        if not self._trace.is_device:
             return self.within(communication)
 
-        seconds = np.zeros(len(self._ends))
-        for collective in trace.collectives:
-            called = collective.call if collective.host_call is None else collective.host_call
-            sample = np.searchsorted(self._ends, called).clip(0, len(seconds) - 1)
-            seconds[sample] += length(clipped(communication, collective.call, collective.end))
-        return seconds
+        calls = self._trace.collectives
+        called = [call.call if call.host_call is None else call.host_call for call in calls]
+        seconds = [length(clipped(communication, call.call, call.end)) for call in calls]
+        return self.sums(np.array(called), np.array(seconds))
 
     def collections(self) -> Intervals:
         """The garbage collections."""
+        base_ns = self._trace.base_ns
         return union(
-            ((row.began_ns - self._base_ns) / 1e9, (row.ended_ns - self._base_ns) / 1e9)
+            ((row.began_ns - base_ns) / 1e9, (row.ended_ns - base_ns) / 1e9)
             for row in self._stacks.collections
         )
 
-    def is_in(self, phases: Collection[str]) -> NDArray[np.bool_]:
+    def is_in(self, phases: Sequence[str]) -> NDArray[np.bool_]:
         """Which samples are of these phases."""
-        names = self._stacks.phases
-        return np.array([names[sample.phase] in phases for sample in self._stacks.samples])
+        return np.isin(np.array(self._stacks.phases)[self._phases], phases)
 
-    def steps(self, trace: RankTrace) -> NDArray[np.int64]:
+    def steps(self) -> NDArray[np.int64]:
         """The number of the step in which each sample ends, from 0."""
-        starts = [step.start for step in trace.steps]
+        starts = [step.start for step in self._trace.steps]
         return np.searchsorted(starts, self._ends).clip(1) - 1
 
-    def operations(self, trace: RankTrace) -> NDArray[np.int64]:
+    def operations(self) -> NDArray[np.int64]:
         """How many operations begin in each sample."""
-        return self._count(trace.host_operations[:, 0])
+        return self._count(self._trace.host_operations[:, 0])
 
-    def in_torch(self, trace: RankTrace, idle_s: Seconds) -> Seconds:
+    def in_torch(self, idle_s: Seconds) -> Seconds:
         """How long each sample is in Python of torch that calls no operations: it reads a file,
         compiles, makes a process group."""
         lines = [self._stacks.lines[sample.line] for sample in self._stacks.samples]
         is_torch = np.array([line.library == "torch" for line in lines])
-        num_calls = self._count(trace.host_operations[:, 0])
-        longer_s = idle_s - USUAL_CALL_S * num_calls / len(trace.steps)
+        longer_s = idle_s - USUAL_CALL_S * self.operations() / len(self._trace.steps)
         seconds: Seconds = np.maximum(0.0, longer_s) * is_torch * self.is_in(TOOL_PHASES)
         return seconds
 
-    def shares_of_backward(self, trace: RankTrace) -> Seconds:
+    def shares_of_backward(self) -> Seconds:
         """Which part of the backward pass belongs to each sample, by the number of its operations
         that have a gradient."""
-        counts = self._count(trace.differentiated[:, 0])
+        counts = self._count(self._trace.differentiated[:, 0])
         shares: Seconds = counts / max(1, counts.sum())
         return shares
-
-    def special(self, trace: RankTrace) -> Seconds:
-        """How long each sample computes what is no layer."""
-        seconds = np.zeros(len(self._ends))
-        starts, lasts_s = trace.special.T
-        is_sampled = (starts >= self._starts[0]) & (starts < self._ends[-1])
-        samples = np.searchsorted(self._ends, starts[is_sampled], "right")
-        np.add.at(seconds, samples, lasts_s[is_sampled])
-        return seconds
 
     def _count(self, times: Seconds) -> NDArray[np.int64]:
         """How many of these times, in order, are in each sample."""
         return np.searchsorted(times, self._ends) - np.searchsorted(times, self._starts)
 
-    def worker_starts(self, trace: RankTrace) -> WorkerStarts | None:
+    def worker_starts(self) -> WorkerStarts | None:
         """A step in which workers start waits longer for its batch than the others."""
         samples = np.stack([self._starts, self._ends], axis=1)
         starts = union(samples[self.is_in([WORKERS])])
-        loading = union(np.concatenate([starts, trace.data]))
+        loading = union(np.concatenate([starts, self._trace.data]))
 
         waits_with_start: list[float] = []
         usual_waits: list[float] = []
-        for step in trace.steps:
-            wait_s = length(clipped(loading, step.start, step.end))
-            if len(clipped(starts, step.start, step.end)):
-                waits_with_start.append(wait_s)
-            else:
-                usual_waits.append(wait_s)
+        for step in self._trace.steps:
+            has_start = len(clipped(starts, step.start, step.end))
+            waits = waits_with_start if has_start else usual_waits
+            waits.append(length(clipped(loading, step.start, step.end)))
 
         if not waits_with_start:
             return None
@@ -304,17 +270,14 @@ class SampleTimes:
         longer_s = sum(max(0.0, wait_s - usual_s) for wait_s in waits_with_start)
         return WorkerStarts(
             num_steps=len(waits_with_start),
-            seconds=longer_s / len(trace.steps),
+            seconds=longer_s / len(self._trace.steps),
         )
 
     def by_phase(self, seconds: Seconds) -> dict[str, float]:
         """The sums of what the samples of each phase took."""
-        phases = self._stacks.phases
-        sums: dict[str, float] = defaultdict(float)
-        for sample, sample_s in zip(self._stacks.samples, seconds.tolist(), strict=True):
-            sums[phases[sample.phase]] += sample_s
-
-        return {name: sums[name] for name in phases if sums[name] > 0}
+        sums = np.bincount(self._phases, seconds, len(self._stacks.phases)).tolist()
+        phases = zip(self._stacks.phases, sums, strict=True)
+        return {name: phase_s for name, phase_s in phases if phase_s > 0}
 
     def cpu_shares(self) -> Seconds:
         """How much of each sample its thread was on a CPU."""

@@ -3,16 +3,16 @@ merged trace: one of all ranks by one clock, for https://ui.perfetto.dev."""
 
 from __future__ import annotations
 
-import zlib
+import gzip
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -61,8 +61,16 @@ from drumline.tools.profile.phases import (
     pauses_of,
     phases_of_rank,
 )
-from drumline.tools.profile.rank_trace import LAYERS, RankTrace, TraceStep, from_events
-from drumline.tools.profile.trace_file import ON_DEVICE, Details, TraceEntry, read_events
+from drumline.tools.profile.rank_trace import LAYERS, RankTrace, from_events
+from drumline.tools.profile.trace_file import (
+    ON_DEVICE,
+    Details,
+    Event,
+    TraceEntry,
+    TracePart,
+    columns_of,
+    read_parts,
+)
 
 K = TypeVar("K", bound=Hashable)
 MOST_KERNELS = 15
@@ -95,8 +103,6 @@ PROCESSES = 100
 0 for the idle process, and shows it last."""
 EARLY_US = 3.6e9
 """An hour for what comes before the instant that all ranks share: Perfetto drops times before 0."""
-GZIP = 31
-"""As zlib calls the format."""
 
 
 def analyse(run: Path, *, network_bytes_per_s: float | None = None) -> ProfileResult:
@@ -129,11 +135,10 @@ def read_ranks(
             facts[rank] = read_facts(folder, rank)
             world_size = max(world_size, facts[rank].world_size)
             first = next(iter(traces.values()), None)
-            with merged.adding(rank, facts[rank].host) as merged_rank:
+            with closing(MergedRank(merged, rank, facts[rank].host)) as merged_rank:
                 path = trace_path(folder, rank)
-                trace = _read_rank(path, facts[rank], first, ahead_s, merged_rank)
-                traces[rank] = replace(trace, steps=counted_steps(trace, facts[rank]))
-        except (OSError, ValueError) as error:
+                traces[rank] = _read_rank(path, facts[rank], first, ahead_s, merged_rank)
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             missing[rank] = one_line(error)
 
     if not traces:
@@ -156,7 +161,7 @@ def _read_rank(
     """A trace by the clock of the first one. `ahead_s`: by how much each host's clock is ahead of
     that."""
     if first is not None and facts.host not in ahead_s:
-        ahead_s[facts.host] = clock_difference(from_events(*read_events(path)), first)
+        ahead_s[facts.host] = clock_difference(from_events(columns_of(read_parts(path))), first)
 
     def shift_s(base_ns: int) -> float:
         """What to add to times that are relative to this instant."""
@@ -164,33 +169,17 @@ def _read_rank(
             return 0.0
         return (base_ns - first.base_ns) / 1e9 - ahead_s[facts.host]
 
-    columns, base_ns = read_events(
-        path, lambda entries, base_ns: merged.add(entries, shift_s(base_ns))
-    )
-    added_s = shift_s(base_ns)
-    trace = from_events(columns.shifted(added_s), base_ns - round(added_s * 1e9))
+    def merged_parts() -> Iterator[TracePart]:
+        """The parts of the trace, each of which is merged after it has been read."""
+        for part in read_parts(path):
+            yield part
+            merged.add(part.entries, shift_s(part.base_ns))
+
+    columns = columns_of(merged_parts())
+    trace = from_events(columns.shifted(shift_s(columns.base_ns)), facts.pauses)
     if first is None:
         ahead_s[facts.host] = 0.0
     return with_sources(trace, facts)
-
-
-def counted_steps(trace: RankTrace, facts: RankFacts) -> tuple[TraceStep, ...]:
-    """The steps without those that an evaluation or a save followed. If no other is left: these,
-    until it began."""
-    not_counted = {pause.step for pause in facts.pauses}
-    counted = tuple(step for step in trace.steps if step.number not in not_counted)
-    if counted:
-        return counted
-
-    first_pauses: dict[int, float] = {}
-    for pause in facts.pauses:
-        first_pauses.setdefault(pause.step, (pause.began_ns - trace.base_ns) / 1e9)
-
-    steps = []
-    for step in trace.steps:
-        end = min(step.end, first_pauses.get(step.number, step.end))
-        steps.append(step._replace(end=max(step.start, end)))
-    return tuple(steps)
 
 
 def result_of(
@@ -282,7 +271,8 @@ def _rank_steps(
     hosts: Mapping[int, Intervals],
 ) -> list[RankSteps]:
     """Lengths of the steps of each rank, and means over them."""
-    critical = critical_ranks(steps_by_rank)
+    waits = waits_by_step(steps_by_rank)
+    critical = [costliest_key(waits_s) for waits_s in waits if any(waits_s.values())]
     ranks = []
     for rank, steps in steps_by_rank.items():
         ranges = [step.step for step in steps]
@@ -297,7 +287,7 @@ def _rank_steps(
                 parts_s={part: fmean(step.parts_s[part] for step in steps) for part in PARTS},
                 hidden_communication_s=fmean(step.hidden_s for step in steps),
                 critical_steps=critical.count(rank),
-                waited_for_s=waited_for(rank, steps_by_rank),
+                waited_for_s=tuple(waits_s[rank] for waits_s in waits),
                 cpu_wait_s=facts[rank].cpu_wait_s,
                 cpu_run_s=facts[rank].cpu_run_s,
                 phases_s=phases[rank].phases_s,
@@ -319,28 +309,18 @@ def reductions_of(facts: RankFacts, num_calls: int) -> int:
     return max(1, num_calls // num_buckets)
 
 
-def critical_ranks(divided: Mapping[int, Sequence[StepParts]]) -> list[int]:
-    """For each step in which ranks waited, the one that they waited for longest."""
-    critical = []
-    for steps in zip(*divided.values(), strict=False):
-        waited_s: dict[int, float] = defaultdict(float)
+def waits_by_step(steps_by_rank: Mapping[int, Sequence[StepParts]]) -> list[dict[int, float]]:
+    """For each step, how long the other ranks waited for each rank, on average over them."""
+    num_peers = max(1, len(steps_by_rank) - 1)
+    waits = []
+    for steps in zip(*steps_by_rank.values(), strict=False):
+        waits_s = dict.fromkeys(steps_by_rank, 0.0)
         for step in steps:
             for last_rank, seconds in step.waited_s.items():
-                waited_s[last_rank] += seconds
+                waits_s[last_rank] += seconds / num_peers
+        waits.append(waits_s)
 
-        if any(waited_s.values()):
-            critical.append(costliest_key(waited_s))
-
-    return critical
-
-
-def waited_for(rank: int, divided: Mapping[int, Sequence[StepParts]]) -> tuple[float, ...]:
-    """How long the other ranks waited for this one in each step, on average over them."""
-    steps_of_peers = [steps for peer, steps in divided.items() if peer != rank]
-    means_s = []
-    for steps in zip(*steps_of_peers, strict=False):
-        means_s.append(fmean(step.waited_s.get(rank, 0.0) for step in steps))
-    return tuple(means_s)
+    return waits
 
 
 # Kernels and host synchronizations
@@ -348,12 +328,11 @@ def waited_for(rank: int, divided: Mapping[int, Sequence[StepParts]]) -> tuple[f
 
 def top_kernels(traces: Sequence[RankTrace]) -> list[Kernel]:
     """Means over steps and ranks, the longest first."""
-    rows = []
-    for trace in traces:
-        counted = {step.number for step in trace.steps}
-        for operation in trace.operations:
-            if operation.step in counted:
-                rows.append((operation.name, operation.seconds, operation.calls))
+    rows = (
+        (operation.name, operation.seconds, operation.calls)
+        for trace in traces
+        for operation in trace.operations
+    )
 
     return [
         Kernel(name=name, seconds=seconds, calls=calls, is_layer=LAYERS.search(name) is not None)
@@ -393,29 +372,26 @@ def _per_step(
 def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
     """The trace, with the source line of each host sync. torch reports a line just after the call,
     so that it is of the last sync before it, and of the copy that this one waits for."""
-    waits = [event for event in trace.syncs if event.name not in ALLOCATIONS]
-    allocations = [event for event in trace.syncs if event.name in ALLOCATIONS]
+    waits = [event for event in trace.syncs if event.name not in ALLOCATIONS]  # torch reports none
     syncs = sorted(waits, key=lambda event: event.end)
-    sources = ["unknown"] * len(syncs)
+    sources: dict[Event, str] = {}
     num_done = 0
     for reported_ns, source in sorted(facts.sync_lines):
         reported = (reported_ns - trace.base_ns) / 1e9
         last = bisect_right(syncs, reported, key=lambda event: event.end) - 1
         if last >= num_done and reported - syncs[last].end < LINE_AFTER_S:
-            sources[last] = source
+            sources[syncs[last]] = source
 
             copy = syncs[last - 1]
             is_copied_before = syncs[last].start - copy.end < SAME_CALL_S
             if last > num_done and is_copied_before and copy.name.startswith("cudaMemcpy"):
-                sources[last - 1] = source
+                sources[copy] = source
 
         num_done = max(num_done, last + 1)
 
-    syncs += allocations  # torch reports none
-    sources += ["unknown"] * len(allocations)
     named_syncs = tuple(
-        event._replace(details=Details(source=source))
-        for event, source in zip(syncs, sources, strict=True)
+        event._replace(details=Details(source=sources.get(event, "unknown")))
+        for event in trace.syncs
     )
     return replace(trace, syncs=named_syncs)
 
@@ -423,54 +399,35 @@ def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
 @contextmanager
 def merged_trace(folder: Path) -> Iterator[MergedTrace]:
     """Write it beside the traces of the ranks."""
-    with replacing(folder / MERGED_FILE) as file:
-        merged = MergedTrace(file)
-        yield merged
-        merged.finish()
+    with (
+        replacing(folder / MERGED_FILE) as file,
+        gzip.open(file, "wb", compresslevel=1) as packed,
+    ):
+        packed.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
+        yield MergedTrace(packed)
+        packed.write(b"\n]}\n")
 
 
 class MergedTrace:
-    """The file. Of more than `MOST_RANKS_MERGED` ranks, it has the first ones."""
+    """The entries of a document."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: gzip.GzipFile) -> None:
         self._file = file
-        self._packer = zlib.compressobj(level=1, wbits=GZIP)
-        self._encoder = msgspec.json.Encoder()
-        self._num_ranks = 0
         self._separator = b""
-        self._write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
-
-    @contextmanager
-    def adding(self, rank: int, host: str) -> Iterator[MergedRank]:
-        """A rank; of one whose trace turns out to be none, what was read of it."""
-        added = MergedRank(self, rank, host)
-        try:
-            yield added
-        finally:
-            added.finish()
-            self._num_ranks += 1
 
     def write(self, entries: Sequence[TraceEntry]) -> None:
-        """Add entries; those of ranks beyond MOST_RANKS_MERGED are left out."""
-        if entries and self._num_ranks < MOST_RANKS_MERGED:
-            self._write(self._separator)
-            self._write(memoryview(self._encoder.encode(entries))[1:-1])
+        """Add entries."""
+        if entries:
+            self._file.write(self._separator)
+            self._file.write(msgspec.json.encode(entries)[1:-1])
             self._separator = b",\n"
-
-    def finish(self) -> None:
-        """Write the end of the document."""
-        self._write(b"\n]}\n")
-        self._file.write(self._packer.flush())
-
-    def _write(self, content: bytes | memoryview) -> None:
-        """Compress a part of the document."""
-        self._file.write(self._packer.compress(content))
 
 
 class MergedRank:
     """A rank's entries, with processes, flows and times that do not clash with those of other
     ranks. The profiler's own rows, whose process is no number, are left out. Ids of flows stay
-    whole numbers, which Perfetto needs to join them."""
+    whole numbers, which Perfetto needs to join them. Call `close`, also for a trace that turns out to
+    be none."""
 
     def __init__(self, merged: MergedTrace, rank: int, host: str) -> None:
         self._merged = merged
@@ -482,6 +439,8 @@ class MergedRank:
 
     def add(self, entries: Sequence[TraceEntry], shift_s: float) -> None:
         """Changes the entries. Kernels wait for those that follow them on their stream."""
+        if self._rank >= MOST_RANKS_MERGED:
+            return
         shift_us = EARLY_US + shift_s * 1e6
         written = []
         for entry in entries:
@@ -517,7 +476,7 @@ class MergedRank:
         self._numbers[process] = number
         return number
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """Write the kernels, and the names of the processes."""
         cut_kernels(self._kernels)
         self._merged.write(self._kernels)
@@ -538,16 +497,11 @@ def process_fact(number: int, name: str, facts: Mapping[str, Any]) -> TraceEntry
     return TraceEntry(ph="M", name=name, pid=number, tid=0, ts=0.0, args=arguments)
 
 
-def cut_kernels(kernels: Sequence[TraceEntry]) -> None:
+def cut_kernels(kernels: list[TraceEntry]) -> None:
     """A kernel that ends after the next one of its stream has begun, which Perfetto would drop,
     lasts until that begins."""
-    streams: dict[tuple[int | str, int | str], list[tuple[float, float, int]]] = defaultdict(list)
-    for position, kernel in enumerate(kernels):
-        if kernel.ts is not None and kernel.dur is not None and kernel.ph == "X":
-            stream = streams[kernel.pid, kernel.tid]
-            stream.append((kernel.ts, kernel.dur, position))
-
-    for rows in streams.values():
-        rows.sort()
-        for (start_us, lasts_us, position), (next_start_us, _, _) in pairwise(rows):
-            kernels[position].dur = min(lasts_us, next_start_us - start_us)
+    kernels.sort(key=lambda kernel: (kernel.pid, kernel.tid, kernel.ts))
+    for kernel, following in pairwise(kernels):
+        is_same_stream = (kernel.pid, kernel.tid) == (following.pid, following.tid)
+        if is_same_stream and kernel.dur and kernel.ts is not None and following.ts is not None:
+            kernel.dur = min(kernel.dur, following.ts - kernel.ts)

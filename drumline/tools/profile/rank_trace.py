@@ -18,12 +18,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drumline.base.untrusted import whole_number
 from drumline.runs.profile_files import (
     ALLOCATIONS,
     DATA_MARK,
     END_MARK,
     STEP_MARK,
+    Pause,
 )
 from drumline.tools.profile.intervals import Intervals, contains, difference, union
 from drumline.tools.profile.trace_file import ON_DEVICE, Event, EventColumns, Mask
@@ -89,10 +89,9 @@ class CollectiveCall:
 
 
 class OperationTime(NamedTuple):
-    """All calls of a kernel, or of an operation on the CPU without those inside it, in a step."""
+    """All calls of a kernel, or of an operation on the CPU without those inside it."""
 
     name: str
-    step: int
     seconds: float
     calls: int
 
@@ -105,7 +104,8 @@ class RankTrace:
     """Unix time to which all other times are relative, by the clock of its host."""
     is_device: bool
     """Whether a GPU computes."""
-    steps: tuple[TraceStep, ...]
+    steps: Sequence[TraceStep]
+    """Those that count."""
     compute: Intervals
     """When it computed: the GPU's kernels, or the CPU's operations without those that make data."""
     data: Intervals
@@ -131,8 +131,8 @@ class RankTrace:
     """Of the steps."""
 
 
-def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
-    """What a breakdown needs of a trace."""
+def from_events(columns: EventColumns, pauses: Sequence[Pause] = ()) -> RankTrace:
+    """What a breakdown needs of a trace. `pauses`: after its steps."""
     # A rank sends and receives on the thread that calls it.
     callers = {label.thread for label in columns.labels if label.name.startswith("c10d::")}
     gloo_threads = {label.thread for label in columns.labels if label.name.startswith("gloo:")}
@@ -163,13 +163,13 @@ def from_events(columns: EventColumns, base_ns: int) -> RankTrace:
         is_special = ~work.named(LAYERS.search)
         special = np.stack([work.start, seconds], axis=1)[is_special]
 
-    steps = tuple(_steps(columns, work, launches))
+    steps = counted_steps(_steps(columns, work, launches), pauses, columns.base_ns)
     is_backward = host.named(lambda name: name.startswith(NODE))
     is_differentiated = np.isin(host.start, columns.differentiated)
     is_accumulation = host.named(lambda name: name == ACCUMULATES)
 
     return RankTrace(
-        base_ns=base_ns,
+        base_ns=columns.base_ns,
         is_device=is_device,
         steps=steps,
         compute=compute,
@@ -215,30 +215,40 @@ def _steps(
     columns: EventColumns,
     work: EventColumns,
     launches: NDArray[np.float64],
-) -> Iterator[TraceStep]:
+) -> list[TraceStep]:
     """A step lasts until the next one starts. On a GPU it starts with the first kernel that it
     launches on the stream that computes most: the host may be ahead by whole steps."""
-    host_starts: dict[int, float] = {}
     is_mark = columns.named(lambda name: name.startswith(STEP_MARK))
-    for event in columns.where(is_mark & columns.of_kinds({"user_annotation"})).events():
-        number = whole_number(event.name.removeprefix(STEP_MARK))
-        if number is not None:
-            host_starts.setdefault(number, event.start)
-
+    marks = columns.where(is_mark & columns.of_kinds({"user_annotation"})).events()
     ends = columns.end[columns.named(lambda name: name == END_MARK)]
-    if not host_starts or not len(ends):
+    if not marks or not len(ends):
         raise ValueError("it has no steps, or no end of the last one")
 
-    starts = list(host_starts.values())
+    starts = [mark.start for mark in marks]
     if len(launches):
         starts = _device_starts(starts, work, launches)
 
-    edges = [*starts, float(ends[-1])]
-    if any(later <= earlier for earlier, later in itertools.pairwise(edges)):
+    ranges = list(itertools.pairwise([*starts, float(ends[-1])]))
+    if any(end <= start for start, end in ranges):
         raise ValueError("its steps are not in order")
 
-    for number, (start, end) in zip(host_starts, itertools.pairwise(edges), strict=True):
-        yield TraceStep(number, start, end)
+    numbers = [int(mark.name.removeprefix(STEP_MARK)) for mark in marks]
+    return [TraceStep(number, *times) for number, times in zip(numbers, ranges, strict=True)]
+
+
+def counted_steps(
+    steps: Sequence[TraceStep], pauses: Sequence[Pause], base_ns: int
+) -> Sequence[TraceStep]:
+    """The steps without those that an evaluation or a save followed. If no other is left: these,
+    until it began."""
+    first_pauses: dict[int, float] = {}
+    for pause in pauses:
+        first_pauses.setdefault(pause.step, (pause.began_ns - base_ns) / 1e9)
+
+    without_pause = [step for step in steps if step.number not in first_pauses]
+    if without_pause:
+        return without_pause
+    return [step._replace(end=min(step.end, first_pauses[step.number])) for step in steps]
 
 
 def _device_starts(
@@ -300,27 +310,14 @@ def _outer_places(rows: EventColumns, is_first: Mask) -> NDArray[np.int64]:
 def _operation_times(
     work: EventColumns, seconds: NDArray[np.float64], steps: Sequence[TraceStep]
 ) -> Iterator[OperationTime]:
-    """The time of each operation in each step."""
-    starts = np.array([step.start for step in steps])
-    ends = np.array([step.end for step in steps])
-    step_places = np.searchsorted(starts, work.start, "right") - 1
-    is_in_step = (step_places >= 0) & (work.start < ends[step_places])
-
-    # One key for each pair of a step and a name.
-    name_places, names = work.numbered(lambda label: label.name)
-    keys = step_places * len(names) + name_places
-    keys = keys[is_in_step]
-    totals_s = np.bincount(keys, seconds[is_in_step])
-    calls = np.bincount(keys)
-
-    for key in np.flatnonzero(calls).tolist():
-        step_place, name_place = divmod(key, len(names))
-        yield OperationTime(
-            name=names[name_place],
-            step=steps[step_place].number,
-            seconds=float(totals_s[key]),
-            calls=int(calls[key]),
-        )
+    """The time of each operation in the steps."""
+    is_in_step = contains(union((step.start, step.end) for step in steps), work.start)
+    places, names = work.numbered(lambda label: label.name)
+    places = places[is_in_step]
+    totals_s = np.bincount(places, seconds[is_in_step])
+    calls = np.bincount(places)
+    for place in np.flatnonzero(calls).tolist():
+        yield OperationTime(names[place], float(totals_s[place]), int(calls[place]))
 
 
 def _collectives(columns: EventColumns, host: EventColumns) -> list[CollectiveCall]:
@@ -355,11 +352,6 @@ def _joined(
     accumulations: Intervals,
 ) -> CollectiveCall:
     """`accumulations`: when the gradients of parameters are accumulated."""
-    count = work.details.num_items
-    num_bytes = 0
-    if isinstance(count, int) and 0 < count < 1 << 50:
-        num_bytes = count * ITEM_BYTES.get(str(work.details.dtype), 0)
-
     host_call = None
     joined = work.start
     is_bucket = False
@@ -373,13 +365,13 @@ def _joined(
 
     group = work.details.group
     return CollectiveCall(
-        kind=f"{kind}:{group}" if isinstance(group, str) else kind,
+        kind=f"{kind}:{group}" if group else kind,
         call=joined,
         start=work.start,
         end=work.end,
         host_call=host_call,
         is_bucket=is_bucket,
-        num_bytes=num_bytes,
+        num_bytes=work.details.num_items * ITEM_BYTES.get(work.details.dtype, 0),
     )
 
 
@@ -396,15 +388,10 @@ def _plain(name: str) -> str:
 
 
 def _syncs(columns: EventColumns) -> list[Event]:
-    """Those of the steps, by the host's time, but not of the profiler's own end."""
-    is_step = columns.named(lambda name: name.startswith(STEP_MARK))
-    is_end = columns.named(lambda name: name == END_MARK)
-    first_start = columns.start[is_step].min(initial=np.inf)
-    last_end = columns.start[is_end].max(initial=-np.inf)
-    is_within = (columns.start >= first_start) & (columns.start < last_end)
-
+    """Those before the profiler's own end."""
+    end = columns.start[columns.named(lambda name: name == END_MARK)].max()
     is_long = columns.end - columns.start > BLOCKING_COPY_S
     is_blocking_copy = columns.named(lambda name: name == "cudaMemcpyAsync") & is_long
     is_wait = columns.named(lambda name: name in WAITS)
-    is_call = columns.of_kinds({"cuda_runtime"})
-    return columns.where(is_call & (is_blocking_copy | is_wait) & is_within).events()
+    is_call = columns.of_kinds({"cuda_runtime"}) & (columns.start < end)
+    return columns.where(is_call & (is_blocking_copy | is_wait)).events()

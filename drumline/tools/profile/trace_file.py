@@ -1,7 +1,4 @@
-"""Reads torch.profiler's trace of one rank, part by part, into columns.
-
-A trace is a file of a run folder: what does not have the expected type is left out.
-"""
+"""Reads torch.profiler's trace of one rank, part by part, into columns."""
 
 from __future__ import annotations
 
@@ -10,11 +7,10 @@ import itertools
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -53,22 +49,17 @@ class TraceEntry(msgspec.Struct, gc=False, omit_defaults=True):
     args: msgspec.Raw = NO_ARGUMENTS
 
 
-class Document(msgspec.Struct):
-    """A trace of which single entries may have another type."""
-
-    raw_entries: list[msgspec.Raw] = msgspec.field(name="traceEvents")
-    base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
-
-
-class EntryDocument(msgspec.Struct):
-    """A trace, or a part of it."""
+class TracePart(msgspec.Struct):
+    """A trace, or some of its entries."""
 
     entries: list[TraceEntry] = msgspec.field(name="traceEvents")
-    base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
+    base_ns: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = msgspec.field(
+        name="baseTimeNanoseconds", default=0
+    )
+    """The Unix time that its times are relative to."""
 
 
-ENTRY = msgspec.json.Decoder(TraceEntry)
-DOCUMENT = msgspec.json.Decoder(EntryDocument)
+PART = msgspec.json.Decoder(TracePart)
 OPENING = b'{"traceEvents": ['
 CLOSING = b"]}"
 BETWEEN = b"\n  },\n  {"
@@ -76,49 +67,41 @@ BETWEEN = b"\n  },\n  {"
 else wrote in another way is decoded in one part."""
 
 
-def read_parts(path: Path) -> Iterator[tuple[list[TraceEntry], int]]:
-    """The entries of a torch.profiler trace, in parts, and the Unix time in ns that their times are
-    relative to; entries of other types are left out. A trace of some steps has a hundred MB:
-    arguments stay as they are until somebody asks for them."""
+def read_parts(path: Path) -> Iterator[TracePart]:
+    """A torch.profiler trace in parts, each with the base time of the trace, which has a hundred MB for
+    some steps: arguments stay as they are until somebody asks for them. Raises OSError for a file that
+    cannot be read, ValueError for one that is no trace."""
     base_ns = 0
     for content in _documents(path):
         try:
-            document = DOCUMENT.decode(content)
-            entries = document.entries
-            written_ns = document.base_ns
-        except (msgspec.MsgspecError, RecursionError):
-            raw_document: Document = decoded(content, Document)
-            entries = list(decodable(raw_document.raw_entries))
-            written_ns = raw_document.base_ns
+            part = PART.decode(content)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ValueError(f"it is no trace: {error}") from None
 
-        if not 0 <= written_ns < 1 << 62:
-            raise ValueError("its base time is no time")
-        base_ns = written_ns or base_ns  # torch writes it before the entries
-        yield entries, base_ns
+        base_ns = part.base_ns or base_ns  # torch writes it before the entries
+        part.base_ns = base_ns
+        yield part
 
 
 def _documents(path: Path) -> Iterator[bytes]:
     """The trace as documents with some of its entries each."""
-    pieces = [b""]
-    size = 0
+    document = bytearray()
     num_values = 0
-    for part in unpacked(path):
-        place = part.rfind(BETWEEN)
+    for content in unpacked(path):
+        place = content.rfind(BETWEEN)
         if place < 0:
-            pieces.append(part)
-            size += len(part)
-            num_values += part.count(b"{") + part.count(b"[")
-            check_values(num_values, size)
+            document += content
+            num_values += content.count(b"{") + content.count(b"[")
+            check_values(num_values, len(document))
             continue
 
         entry_end = place + len(b"\n  }")
-        yield b"".join([*pieces, part[:entry_end], CLOSING])
+        yield bytes(document + content[:entry_end] + CLOSING)
         next_entry = entry_end + len(b",")
-        pieces = [OPENING, part[next_entry:]]
-        size = 0
+        document = bytearray(OPENING + content[next_entry:])
         num_values = 0
 
-    yield b"".join(pieces)
+    yield bytes(document)
 
 
 def check_values(num_values: int, size: int) -> None:
@@ -127,21 +110,6 @@ def check_values(num_values: int, size: int) -> None:
         raise ValueError(
             f"it has {num_values:,} objects and lists in {size:,} bytes, more than a trace"
         )
-
-
-def decodable(raw_entries: Iterable[msgspec.Raw]) -> Iterator[TraceEntry]:
-    """The entries that have the expected types."""
-    for raw_entry in raw_entries:
-        with suppress(msgspec.MsgspecError):
-            yield ENTRY.decode(raw_entry)
-
-
-def decoded(content: bytes | msgspec.Raw, kind: Any) -> Any:
-    """The content of this type; a ValueError if it is another."""
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(f"it is no trace: {error}") from None
 
 
 def unpacked(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
@@ -174,15 +142,16 @@ TO_BACKWARD = "fwdbwd"
 class Details(msgspec.Struct, frozen=True):
     """Arguments of an event."""
 
-    correlation: int | str | None = None
-    num_items: int | str | None = msgspec.field(name="In msg nelems", default=None)
-    dtype: int | str | None = None
-    group: int | str | None = msgspec.field(name="Process Group Name", default=None)
+    correlation: int | None = None
+    num_items: int = msgspec.field(name="In msg nelems", default=0)
+    dtype: str = ""
+    group: str = msgspec.field(name="Process Group Name", default="")
     source: str = "unknown"
     """The line of a host sync."""
 
 
 NO_DETAILS = Details()
+DETAILS = msgspec.json.Decoder(Details)
 
 
 class Label(NamedTuple):
@@ -224,6 +193,8 @@ class EventColumns:
     """Of those that have any."""
     differentiated: NDArray[np.float64]
     """When operations began that have one in the backward pass."""
+    base_ns: int
+    """The Unix time that all times are relative to."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -257,12 +228,13 @@ class EventColumns:
         return places[self.label], values.tolist()
 
     def shifted(self, shift_s: float) -> EventColumns:
-        """With this added to all times."""
+        """The same instants, relative to an earlier base time."""
         return replace(
             self,
             start=self.start + shift_s,
             end=self.end + shift_s,
             differentiated=self.differentiated + shift_s,
+            base_ns=self.base_ns - round(shift_s * 1e9),
         )
 
     def times(self) -> Intervals:
@@ -284,80 +256,58 @@ class EventColumns:
         ]
 
 
-class ColumnBuilder:
-    """Makes columns of the entries of a trace, part by part."""
-
-    def __init__(self) -> None:
-        self._labels: dict[tuple[str, str, int | str, int | str], int] = defaultdict(
-            itertools.count().__next__
-        )
-        """Numbers of labels, by name, kind, process and thread."""
-        self._rows: list[NDArray[np.float64]] = []
-        """One array for each part: the start of each event, how long it lasts (NaN: the entry has none),
-        and the number of its label."""
-        self._details: dict[int, Details] = {}
-        self._differentiated_us: list[float] = []
-        self._num_events = 0
-
-    def add(self, entries: Sequence[TraceEntry]) -> None:
-        """Append the ranges of a part of the trace."""
-        ranges = [entry for entry in entries if entry.ph == "X"]
-        rows = [
-            (entry.ts, entry.dur, self._labels[entry.name, entry.cat, entry.pid, entry.tid])
+def columns_of(parts: Iterable[TracePart]) -> EventColumns:
+    """The ranges of a trace, in the order of their starts."""
+    label_numbers: dict[tuple[str, str, int | str, int | str], int] = defaultdict(
+        itertools.count().__next__
+    )
+    rows: list[NDArray[np.float64]] = []
+    details: dict[int, Details] = {}
+    differentiated_us: list[float] = []
+    base_ns = 0
+    num_events = 0
+    for part in parts:
+        base_ns = part.base_ns
+        ranges = [entry for entry in part.entries if entry.ph == "X"]
+        # Of each its start, how long it lasts (NaN: the entry has none), and the number of its label.
+        ranges_of_part = [
+            (entry.ts, entry.dur, label_numbers[entry.name, entry.cat, entry.pid, entry.tid])
             for entry in ranges
         ]
-        self._rows.append(np.array(rows, dtype=np.float64).reshape(-1, 3))
+        rows.append(np.array(ranges_of_part, dtype=np.float64).reshape(-1, 3))
 
-        for entry in entries:
+        for entry in part.entries:
             if entry.cat == TO_BACKWARD and entry.ph == "s":
-                self._differentiated_us.append(entry.ts or 0.0)
+                differentiated_us.append(entry.ts or 0.0)
 
-        for number, entry in enumerate(ranges, start=self._num_events):
+        for number, entry in enumerate(ranges, start=num_events):
             # Operations on the host, which most events are, have none that are read.
             if entry.cat != "cpu_op":
-                self._details[number] = decoded(entry.args, Details)
+                details[number] = DETAILS.decode(entry.args)
+        num_events += len(ranges)
 
-        self._num_events += len(ranges)
+    starts_us, lasts_us, labels = np.concatenate(rows).T
+    starts = starts_us / 1e6
+    ends = (starts_us + lasts_us) / 1e6
+    is_range = _are_times(starts_us) & _are_times(lasts_us)
+    order = np.lexsort((-ends, starts))
+    order = order[is_range[order]]
 
-    def columns(self) -> EventColumns:
-        """What was added, in the order of starts."""
-        starts_us, lasts_us, labels = np.concatenate(self._rows).T
-        starts = starts_us / 1e6
-        ends = (starts_us + lasts_us) / 1e6
-        is_range = _are_times(starts_us) & _are_times(lasts_us)
-        order = np.lexsort((-ends, starts))
-        order = order[is_range[order]]
-
-        return EventColumns(
-            start=starts[order],
-            end=ends[order],
-            label=labels[order].astype(np.int32),
-            number=order,
-            labels=[
-                Label(name, kind, f"{process}:{thread}")
-                for name, kind, process, thread in self._labels
-            ],
-            details=self._details,
-            differentiated=np.array(self._differentiated_us, dtype=np.float64) / 1e6,
-        )
+    return EventColumns(
+        start=starts[order],
+        end=ends[order],
+        label=labels[order].astype(np.int32),
+        number=order,
+        labels=[
+            Label(name, kind, f"{process}:{thread}")
+            for name, kind, process, thread in label_numbers
+        ],
+        details=details,
+        differentiated=np.array(differentiated_us, dtype=np.float64) / 1e6,
+        base_ns=base_ns,
+    )
 
 
 def _are_times(numbers_us: NDArray[np.float64]) -> Mask:
     """Which of these are numbers of microseconds in a trace."""
     return (numbers_us >= 0) & (numbers_us < MOST_US)
-
-
-def read_events(
-    path: Path, then: Callable[[Sequence[TraceEntry], int], None] | None = None
-) -> tuple[EventColumns, int]:
-    """The ranges of a trace, and the Unix time in ns that they are relative to. `then` gets all
-    entries and this time, part by part, and may change them. Raises OSError for a file that cannot
-    be read, ValueError for one that is no trace."""
-    builder = ColumnBuilder()
-    base_ns = 0
-    for entries, base_ns in read_parts(path):
-        builder.add(entries)
-        if then is not None:
-            then(entries, base_ns)
-
-    return builder.columns(), base_ns

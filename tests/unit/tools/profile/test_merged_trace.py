@@ -5,18 +5,24 @@ traces in Perfetto itself)."""
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from drumline.tools.profile.profile_analysis import EARLY_US, PROCESSES, MergedTrace, analyse
-from drumline.tools.profile.trace_file import TraceEntry, decodable
+from drumline.tools.profile.profile_analysis import (
+    EARLY_US,
+    PROCESSES,
+    MergedRank,
+    analyse,
+    merged_trace,
+)
+from drumline.tools.profile.trace_file import TraceEntry
 from tests.unit.tools.scale.profiles import (
     MS,
     Entry,
@@ -28,27 +34,22 @@ from tests.unit.tools.scale.profiles import (
 )
 
 
-def decoded_entries(entries: Sequence[object]) -> list[TraceEntry]:
-    return list(decodable(msgspec.Raw(json.dumps(entry).encode()) for entry in entries))
-
-
-def entries_in(content: bytes) -> list[Entry]:
-    entries: list[Entry] = json.loads(gzip.decompress(content))["traceEvents"]
+def merged(run: Path) -> list[Entry]:
+    content = gzip.decompress((run / "profile/merged.trace.json.gz").read_bytes())
+    entries: list[Entry] = json.loads(content)["traceEvents"]
     return entries
 
 
-def merged(run: Path) -> list[Entry]:
-    return entries_in((run / "profile/merged.trace.json.gz").read_bytes())
-
-
-def of_one_rank(rank: int, trace: list[TraceEntry], shift_s: float = 0.0) -> list[Entry]:
+def of_one_rank(run: Path, rank: int, trace: Sequence[Entry], shift_s: float = 0.0) -> list[Entry]:
     """The merged trace of this rank alone."""
-    file = io.BytesIO()
-    trace_file = MergedTrace(file)
-    with trace_file.adding(rank, "a") as merged_rank:
-        merged_rank.add(trace, shift_s)
-    trace_file.finish()
-    return entries_in(file.getvalue())
+    (run / "profile").mkdir()
+    entries = msgspec.json.decode(json.dumps(trace), type=list[TraceEntry])
+    with (
+        merged_trace(run / "profile") as document,
+        closing(MergedRank(document, rank, "a")) as merged_rank,
+    ):
+        merged_rank.add(entries, shift_s)
+    return merged(run)
 
 
 def processes_of(path: Path) -> list[str]:
@@ -101,7 +102,7 @@ def test_a_merged_trace_of_gpus_has_the_format(tmp_path: Path) -> None:
     assert processes_of(tmp_path / "profile/merged.trace.json.gz") == names
 
 
-def test_streams_of_a_gpu_and_flows_belong_to_their_rank() -> None:
+def test_streams_of_a_gpu_and_flows_belong_to_their_rank(tmp_path: Path) -> None:
     flow = {"ph": "s", "id": 5, "pid": 7, "tid": 1, "ts": 2.0, "name": "ac2g"}
     kernel = {**entry("sgemm", 1, 2, "kernel"), "pid": 0}
     thread = {"ph": "M", "name": "thread_name", "pid": 7, "tid": 1, "args": {"name": "main"}}
@@ -115,11 +116,8 @@ def test_streams_of_a_gpu_and_flows_belong_to_their_rank() -> None:
     }
     own_rows = [{"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 9.0}]
     own_rows += [{**entry("PyTorch Profiler (0)", 0, 9), "pid": "Spans", "tid": "PyTorch Profiler"}]
-    wrong = [None, 3, {"ph": "X"}, {"ph": "X", "pid": 7, "ts": "0"}]
-    trace = decoded_entries(
-        [thread, unused, entry("aten::mm", 0, 1), kernel, flow, *own_rows, *wrong]
-    )
-    merged_entries = of_one_rank(3, trace, shift_s=1e-5)
+    trace = [thread, unused, entry("aten::mm", 0, 1), kernel, flow, *own_rows, {"ph": "X"}]
+    merged_entries = of_one_rank(tmp_path, 3, trace, shift_s=1e-5)
     assert [entry["pid"] for entry in merged_entries[:4]] == [400, 400, 400, 401]
     assert merged_entries[2]["id"] == (3 << 40) + 5, "Perfetto reads text as a hexadecimal number"
     assert merged_entries[1]["ts"] - EARLY_US == pytest.approx(10.0)
@@ -159,14 +157,14 @@ def test_flows_of_two_ranks_do_not_meet(tmp_path: Path) -> None:
     assert len({entry["id"] for entry in merged(tmp_path) if entry["ph"] in "sf"}) == 2
 
 
-def test_a_kernel_ends_where_the_next_of_its_stream_begins() -> None:
+def test_a_kernel_ends_where_the_next_of_its_stream_begins(tmp_path: Path) -> None:
     kernels = [
         {**entry("mm", *times, "kernel"), "pid": 0, "tid": 7}
         for times in ((0, 10), (9, 12), (12, 15))
     ]
     elsewhere = {**entry("mm", 2, 11, "kernel"), "pid": 0, "tid": 8}
-    trace = decoded_entries([*kernels, elsewhere])
-    kernel_entries = [entry for entry in of_one_rank(0, trace) if entry["ph"] == "X"]
+    entries = of_one_rank(tmp_path, 0, [*kernels, elsewhere])
+    kernel_entries = [entry for entry in entries if entry["ph"] == "X"]
     times = [((entry["ts"] - EARLY_US) / MS, entry["dur"] / MS) for entry in kernel_entries]
     assert times == [(0, 9), (9, 3), (12, 3), (2, 9)]
 
