@@ -17,8 +17,9 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -60,8 +61,6 @@ only what releases the GIL."""
 BUSY_THREAD = 0.2
 """Of a core: a thread that could use more competes for the GIL, and Python's interval is a part of what
 it costs."""
-MOST_LINES = 2000
-MOST_COLLECTIONS = 5000
 MOST_THREADS = 5
 MOST_SOURCE = 100
 NEW_THREAD = ThreadTimes(run_ns=0, wait_ns=0, num_slices=0)
@@ -210,12 +209,33 @@ def outermost_code(frame: FrameType) -> CodeType:
     return frame.f_code
 
 
-class _Seen(NamedTuple):
+class StackView(NamedTuple):
+    """What a stack shows."""
+
     phase: str
+    """The outermost that it is in."""
     line: SampledLine
+    """The innermost of the user's."""
     statement: SampledLine
     """The line of a script's training loop, or of a task, that led there; none in the engine's
     loop."""
+
+
+@dataclass
+class SampledView:
+    """A view that did not change for some samples in a row."""
+
+    until_ns: int
+    cpu_ns: int
+    view: StackView
+
+
+class SampledCollection(NamedTuple):
+    """A garbage collection, and the line that ran then."""
+
+    began_ns: int
+    ended_ns: int
+    line: SampledLine
 
 
 class StackSampler:
@@ -229,14 +249,10 @@ class StackSampler:
         self._main = threading.get_ident()
         self._outermost = outermost_code(sys._getframe())
         self._clock = RunnableClock()
-        self._numbers: dict[str, int] = {}
-        self._lines: dict[SampledLine, int] = {NO_LINE: 0}
-        self._rows: list[list[int]] = []
-        self._statements: list[SampledLine] = []
-        """Of each row."""
+        self._views: list[SampledView] = []
         self._loop = self._codes_of_loop(sys._getframe())
-        self._collections: list[Collection] = []
-        self._collection_began: tuple[int, SampledLine] | None = None
+        self._collections: list[SampledCollection] = []
+        self._collection_began_ns = 0
         self._other_lines: Counter[tuple[int, SampledLine]] = Counter()
         self._began_ns = 0
         self._last_cpu_ns = 0
@@ -262,15 +278,27 @@ class StackSampler:
         gc.callbacks.remove(self._on_collection)
         sys.setswitchinterval(self._switch_interval_s)
         self._name_pauses()
-        threads = tuple(self._other_threads())
-        statements = tuple(map(self._number_of, self._statements))
+
+        phases: dict[str, int] = defaultdict(count().__next__)
+        lines: dict[SampledLine, int] = defaultdict(count().__next__)
+        samples = []
+        for row in self._views:
+            phase = phases[row.view.phase]
+            samples.append(StackSample(row.until_ns, row.cpu_ns, phase, lines[row.view.line]))
+        statements = tuple(lines[row.view.statement] for row in self._views)
+        collections = tuple(
+            Collection(row.began_ns, row.ended_ns, lines[row.line]) for row in self._collections
+        )
+        threads = tuple(
+            ThreadUse(name, cpu_s, lines[line]) for name, cpu_s, line in self._other_threads()
+        )
         return StackSamples(
             began_ns=self._began_ns,
-            phases=tuple(self._numbers),
-            lines=tuple(map(_with_source, self._lines)),
-            samples=tuple(StackSample(*row) for row in self._rows),
+            phases=tuple(phases),
+            lines=tuple(map(_with_source, lines)),
+            samples=tuple(samples),
             statements=statements,
-            collections=tuple(self._collections),
+            collections=collections,
             threads=threads,
         )
 
@@ -315,32 +343,24 @@ class StackSampler:
         if view is None:
             return
 
-        phase = self._numbers.setdefault(view.phase, len(self._numbers))
-        line = self._number_of(view.line)
         used_ns = cpu_ns - self._last_cpu_ns
         self._last_cpu_ns = cpu_ns
-        is_same = self._rows and self._rows[-1][2:] == [phase, line]
-        if is_same and self._statements[-1] == view.statement:
-            self._rows[-1][0] = now_ns
-            self._rows[-1][1] += used_ns
+        last = self._views[-1] if self._views else None
+        if last is not None and last.view == view:
+            last.until_ns = now_ns
+            last.cpu_ns += used_ns
         else:
-            self._rows.append([now_ns, used_ns, phase, line])
-            self._statements.append(view.statement)
+            self._views.append(SampledView(now_ns, used_ns, view))
 
         for thread, top in frames.items():
             view = self._describe(top)
             if thread != self._thread.ident and view is not None:
                 self._other_lines[thread, view.line] += 1
 
-    def _number_of(self, line: SampledLine) -> int:
-        """The index of a line in the samples' list; 0, no line, when that is full."""
-        if line not in self._lines and len(self._lines) >= MOST_LINES:
-            return 0
-        return self._lines.setdefault(line, len(self._lines))
-
-    def _describe(self, frame: FrameType | None, outermost: CodeType | None = None) -> _Seen | None:
-        """The outermost phase, and the innermost line of the user's. None: the thread ran meanwhile,
-        and the stack does not end with `outermost`."""
+    def _describe(
+        self, frame: FrameType | None, outermost: CodeType | None = None
+    ) -> StackView | None:
+        """None: the thread ran meanwhile, and the stack does not end with `outermost`."""
         phase = REST
         line = NO_LINE
         statement = NO_LINE
@@ -353,7 +373,7 @@ class StackSampler:
             code = frame.f_code
             entered = self._phases.get(code)
             if entered == END:
-                return _Seen(phase, line, outermost_line if statement == NO_LINE else statement)
+                return StackView(phase, line, outermost_line if statement == NO_LINE else statement)
 
             package = package_of(code.co_filename)
             library = library or package
@@ -374,7 +394,7 @@ class StackSampler:
             frame = frame.f_back
 
         is_whole = outermost is None or code is outermost
-        return _Seen(phase, line, statement) if is_whole else None
+        return StackView(phase, line, statement) if is_whole else None
 
     def _is_evaluating(self) -> bool:
         """Asked of the models, not of the frames: `f_locals` of a function that is returning in
@@ -398,21 +418,18 @@ class StackSampler:
         also where it loads data."""
         if not self._loop:
             return
-        times: dict[SampledLine, Counter[int]] = defaultdict(Counter)
+        times_ns: dict[SampledLine, Counter[str]] = defaultdict(Counter)
         began_ns = self._began_ns
-        for (until_ns, _, phase, _), statement in zip(self._rows, self._statements, strict=True):
-            times[statement][phase] += until_ns - began_ns
-            began_ns = until_ns
+        for row in self._views:
+            times_ns[row.view.statement][row.view.phase] += row.until_ns - began_ns
+            began_ns = row.until_ns
 
-        times.pop(NO_LINE, None)
-
-        for name in (EVALUATION, "save"):
-            number = self._numbers.get(name, -1)
-            for row, statement in zip(self._rows, self._statements, strict=True):
-                phases = times[statement]
-                if phases[number] > PAUSE_SHARE * phases.total():
-                    row[2] = number
-                    row[3] = self._number_of(statement)
+        for row in self._views:
+            statement = row.view.statement
+            phases = times_ns[statement]
+            for name in (EVALUATION, "save"):
+                if statement != NO_LINE and phases[name] > PAUSE_SHARE * phases.total():
+                    row.view = StackView(name, statement, statement)
 
     # Garbage collection, in whichever thread it runs
 
@@ -422,15 +439,16 @@ class StackSampler:
         if info["generation"] < 2:  # they take microseconds
             return
         if event == "start":
+            self._collection_began_ns = now_ns
+        elif self._collection_began_ns:
             view = self._describe(sys._getframe().f_back)
-            self._collection_began = (now_ns, NO_LINE if view is None else view.line)
-        elif self._collection_began is not None and len(self._collections) < MOST_COLLECTIONS:
-            began_ns, line = self._collection_began
-            self._collections.append(Collection(began_ns, now_ns, self._number_of(line)))
+            line = NO_LINE if view is None else view.line
+            collection = SampledCollection(self._collection_began_ns, now_ns, line)
+            self._collections.append(collection)
 
     # Other threads
 
-    def _other_threads(self) -> Iterable[ThreadUse]:
+    def _other_threads(self) -> Sequence[tuple[str, float, SampledLine]]:
         """How long each could run, and the user's line in which it was seen most: a thread that
         computes is there nearly always, one of a pool waits in the library's code between."""
         times = thread_times(os.getpid())
@@ -443,6 +461,6 @@ class StackSampler:
             before = self._threads_before.get(number, NEW_THREAD)
             cpu_ns = runnable_ns(times[number]) - runnable_ns(before)
             _, line = max(lines, key=lambda row: (row[1] != NO_LINE, self._other_lines[row]))
-            uses.append(ThreadUse(thread.name, cpu_ns / 1e9, self._number_of(line)))
+            uses.append((thread.name, cpu_ns / 1e9, line))
 
-        return sorted(uses, key=lambda use: -use.cpu_s)[:MOST_THREADS]
+        return sorted(uses, key=lambda use: -use[1])[:MOST_THREADS]

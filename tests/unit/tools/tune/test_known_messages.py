@@ -56,7 +56,7 @@ def test_every_message_has_a_line() -> None:
     missing = [
         message.texts
         for message in known_messages().messages
-        if not message.is_harmless and message not in messages
+        if message.role != "harmless" and message not in messages
     ]
     assert missing == []
 
@@ -79,7 +79,7 @@ def test_texts_are_in_lower_case() -> None:
 def test_only_a_condition_explains_others() -> None:
     kinds = {message.kind for message in known_messages().messages}
     for message in known_messages().messages:
-        assert not message.explains or message.is_condition
+        assert not message.explains or message.role == "condition"
         assert set(message.explains) <= kinds | {
             "collective timeout",
             "first collective",
@@ -103,7 +103,7 @@ def test_an_info_line_of_nccl_is_only_a_condition() -> None:
     assert known_messages().read(text, is_info=True) is None
     condition = known_messages().read("NCCL_P2P_DISABLE set by environment to 1.", is_info=True)
     assert condition is not None
-    assert condition.message.is_condition
+    assert condition.message.role == "condition"
 
 
 @pytest.mark.parametrize(
@@ -119,4 +119,4 @@ def test_an_info_line_of_nccl_is_only_a_condition() -> None:
 )
 def test_an_ordinary_line_is_no_message(line: str) -> None:
     read = known_messages().read(line)
-    assert read is None or read.message.is_harmless
+    assert read is None or read.message.role == "harmless"
