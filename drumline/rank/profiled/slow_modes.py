@@ -1,17 +1,23 @@
-"""Modes that slow down each operation, or each call of Python: anomaly detection, debuggers, coverage,
-cProfile. What one of them costs is spread over a whole step, so no line of a profile shows it: they
-are off in the profiled steps, and in half of those before, which shows what they take.
+"""What the user's own code runs that slows down each operation, or each call of Python: profilers of
+torch, anomaly detection, debuggers, coverage, cProfile. What one of them costs is spread over a whole
+step, so no line of a profile shows it: they are off in the profiled steps, and in half of those
+before, which shows what they take.
 """
 
 from __future__ import annotations
 
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch.autograd import profiler
+
+from drumline.rank.profiled.stack_sampler import NO_LINE, line_of_user
+from drumline.runs.profile_files import SampledLine
 
 ANOMALY = "anomaly detection (torch.autograd.set_detect_anomaly)"
 TRACER = "a tracer (sys.settrace)"
@@ -110,3 +116,79 @@ def python_tracers() -> tuple[str, ...]:
     if tracemalloc.is_tracing():
         tools.append("tracemalloc")
     return tuple(filter(None, tools))
+
+
+# Profilers of torch
+
+PROFILER_CALLS: dict[str, Callable[..., Any]] = {
+    name: getattr(profiler, name)
+    for name in ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
+}
+"""With which torch's profilers begin and end."""
+
+
+class OtherProfilers:
+    """From `observe` on the user's profilers are seen, and from `silence` on they record nothing: two of
+    torch cannot record at once, torch then ends the process."""
+
+    _result: ClassVar[Any] = None
+    """An empty one: what those that record nothing have recorded. Of the process: one of them may
+    end after another capture has begun."""
+
+    def __init__(self) -> None:
+        self.line: SampledLine | None = None
+        """That began the last one; None: there is none."""
+        self._is_open = False
+        """Whether one of them records."""
+        self._is_silent = False
+
+    def observe(self) -> None:
+        """They begin and end through this object."""
+        if profiler._is_profiler_enabled:
+            self.line = NO_LINE
+            self._is_open = True
+        self._replace()
+
+    def silence(self) -> None:
+        """One that is recording ends."""
+        self._disable()
+        with self.ours(), profiler.profile() as nothing:
+            pass
+        OtherProfilers._result = nothing.kineto_results
+        self._is_silent = True
+
+    def resume(self) -> None:
+        """They record again."""
+        self._is_silent = False
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Meanwhile profilers are Drumline's."""
+        for name, call in PROFILER_CALLS.items():
+            setattr(profiler, name, call)
+        try:
+            yield
+        finally:
+            self._replace()
+
+    def _replace(self) -> None:
+        for name, call in zip(
+            PROFILER_CALLS, (self._prepare, self._enable, self._disable), strict=True
+        ):
+            setattr(profiler, name, call)
+
+    def _prepare(self, *args: Any, **kwargs: Any) -> None:
+        self.line = line_of_user(sys._getframe(1))
+        if not self._is_silent:
+            PROFILER_CALLS["_prepare_profiler"](*args, **kwargs)
+
+    def _enable(self, *args: Any) -> None:
+        if not self._is_silent:
+            self._is_open = True
+            PROFILER_CALLS["_enable_profiler"](*args)
+
+    def _disable(self) -> Any:
+        if self._is_open:
+            self._is_open = False
+            return PROFILER_CALLS["_disable_profiler"]()
+        return self._result

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -102,32 +102,11 @@ class _Call:
         return False
 
 
-class _ProductMode(TorchFunctionMode):
-    """Calls back before and after each product of matrices, also those inside torch's modules."""
-
-    def __init__(
-        self, before: Callable[[Any, Any], None], after: Callable[[Any, Any, Any], None]
-    ) -> None:
-        super().__init__()
-        self._before = before
-        self._after = after
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(function, "__name__", "")
-        if name not in PRODUCTS:
-            return function(*args, **(kwargs or {}))
-        self._before(name, args)
-        output = function(*args, **(kwargs or {}))
-        self._after(name, args, output)
-        return output
-
-
-class StepInspection:
+class StepInspection(TorchFunctionMode):
     """Call `start` before the step and `stop` after it. `modules`: those that are trained."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
         self._modules = modules
         self._names = dict(_names_of(modules))
         self._open: list[_Call] = []
@@ -136,26 +115,26 @@ class StepInspection:
         self._calls: list[_Call] = []
         self._inputs: dict[int, set[tuple[object, ...]]] = defaultdict(set)
         """By the `id` of the module: what tells the inputs of its calls apart."""
-        self._num_calls = dict.fromkeys(map(id, modules), 0)
+        self._num_calls: Counter[nn.Module] = Counter()
         """How often each of those that are trained is called."""
-        self._padding: list[float] = []
+        self._padding = 0.0
+        """Of all batches, the largest part."""
         self._tables: list[WastedWork] = []
         """Embeddings with unused rows."""
         self._hooks: list[Any] = []
         self._inspected_s = 0.0
         """How long this inspection took, which no call counts."""
         self._now_s = 0.0
-        self._mode = _ProductMode(self._before, self._after)
 
     def start(self) -> None:
         """A compiled step is left alone: it would be compiled again for the hooks."""
         if has_compiled():
             return
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self.__enter__()  # type: ignore[no-untyped-call]
         # Checkpointing ends what it computes again with an exception.
         self._hooks = [
-            module_hooks.register_module_forward_pre_hook(self._before),
-            module_hooks.register_module_forward_hook(self._after, always_call=True),
+            module_hooks.register_module_forward_pre_hook(self._open_call),
+            module_hooks.register_module_forward_hook(self._close_call, always_call=True),
             register_optimizer_step_pre_hook(self._look_at_gradients),
         ]
         for root in self._modules:
@@ -167,42 +146,46 @@ class StepInspection:
         """What was seen; all is as before `start`."""
         if not self._hooks:
             return ()
-        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        works: list[WastedWork] = []
+        works = list(self._tables)
+        if self._padding:
+            works.append(WastedWork(kind="padding", part=self._padding))
         with self._aside():
             self._mark_single_samples()
             works.extend(self._wasted_calls())
-            works.extend(self._padded())
-        return (*works, *self._tables)
+        return tuple(works)
 
     @property
     def num_passes(self) -> int | None:
         """How many forward passes of a model the step has had, one for each micro-batch; None: not known,
         as of a compiled step."""
-        return max(self._num_calls.values(), default=0) or None
+        return max(self._num_calls.values(), default=None)
 
     # Hooks. What cannot be looked at, as in a CUDA graph that is captured or under torch.func, is
     # left out: an inspection never ends a training.
 
-    def _before(self, module: nn.Module | str, inputs: Any) -> None:
-        """The module, or the product, is called."""
-        with self._aside():
-            self._open_call(module, inputs)
-
-    def _after(self, module: nn.Module | str, inputs: Any, output: Any) -> None:
-        """It returns."""
-        with self._aside():
-            self._close_call(module, output)
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """A product of matrices is a call, too, also inside torch's modules."""
+        name = getattr(function, "__name__", "")
+        if name not in PRODUCTS:
+            return function(*args, **(kwargs or {}))
+        self._open_call(name, args)
+        output = function(*args, **(kwargs or {}))
+        self._close_call(name, args, output)
+        return output
 
     def _look_at_batch(self, root: nn.Module, inputs: Any, named_inputs: Any) -> None:
         """A model is called with a batch."""
         with self._aside():
             if torch.is_grad_enabled() and not is_in_backward():
-                self._num_calls[id(root)] += 1
-                self._padding.append(padding_of(tensors_in([inputs, named_inputs])))
+                self._num_calls[root] += 1
+                part = padding_of(tensors_in([inputs, named_inputs]))
+                self._padding = max(self._padding, part)
 
     def _look_at_gradients(self, *_: Any) -> None:
         """Before the optimizer uses them: many loops discard them in the same step."""
@@ -219,22 +202,23 @@ class StepInspection:
         self._inspected_s += time.perf_counter() - began_s
 
     def _open_call(self, module: nn.Module | str, inputs: Any) -> None:
-        if not torch.is_grad_enabled() or len(self._calls) >= MOST_CALLS:
-            return
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return
+        """The module, or the product, is called."""
+        with self._aside():
+            is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+            if is_capturing or not torch.is_grad_enabled() or len(self._calls) >= MOST_CALLS:
+                return
 
-        outer = self._open[-1] if self._open else None
-        call = _Call(module, line_of_user(sys._getframe(2)), outer)
-        tensors = tensors_in(inputs)
-        call.num_samples = len(tensors[0]) if tensors and tensors[0].dim() else 0
-        if is_in_backward():
-            call.waste = "recomputation"
-        elif tensors:
-            self._look_at_inputs(call, inputs, tensors)
-        self._open.append(call)
-        self._calls.append(call)
-        call.began_s = self._now_s
+            outer = self._open[-1] if self._open else None
+            call = _Call(module, line_of_user(sys._getframe(1)), outer)
+            tensors = tensors_in(inputs)
+            call.num_samples = len(tensors[0]) if tensors and tensors[0].dim() else 0
+            if is_in_backward():
+                call.waste = "recomputation"
+            elif tensors:
+                self._look_at_inputs(call, inputs, tensors)
+            self._open.append(call)
+            self._calls.append(call)
+            call.began_s = self._now_s
 
     def _look_at_inputs(self, call: _Call, inputs: Any, tensors: Sequence[Tensor]) -> None:
         """Whether a call gets the same numbers as an earlier one, or the same samples several times."""
@@ -260,20 +244,22 @@ class StepInspection:
             call.waste = "repeated_work"
             call.part = equal
 
-    def _close_call(self, module: nn.Module | str, output: Any) -> None:
-        if not any(call.module is module for call in self._open):
-            return
-        call = self._open.pop()
-        while call.module is not module:  # one that raised an error
+    def _close_call(self, module: nn.Module | str, inputs: Any, output: Any) -> None:
+        """It returns."""
+        with self._aside():
+            if not any(call.module is module for call in self._open):
+                return
             call = self._open.pop()
+            while call.module is not module:  # one that raised an error
+                call = self._open.pop()
 
-        call.seconds = self._now_s - call.began_s
-        if call.waste == "recomputation" or isinstance(module, str):
-            return
-        for tensor in tensors_in(output):
-            if tensor.requires_grad and tensor.grad_fn is not None:
-                call.is_differentiated = True
-                tensor.register_hook(partial(_on_gradient, call))  # type: ignore[no-untyped-call]
+            call.seconds = self._now_s - call.began_s
+            if call.waste == "recomputation" or isinstance(module, str):
+                return
+            for tensor in tensors_in(output):
+                if tensor.requires_grad and tensor.grad_fn is not None:
+                    call.is_differentiated = True
+                    tensor.register_hook(partial(_on_gradient, call))  # type: ignore[no-untyped-call]
 
     # What was seen
 
@@ -314,12 +300,6 @@ class StepInspection:
     def _is_forward(call: _Call) -> bool:
         """Whether it is a forward pass of its own."""
         return call.outer is None and call.waste != "recomputation"
-
-    def _padded(self) -> Iterator[WastedWork]:
-        """Of all batches."""
-        part = max(self._padding, default=0.0)
-        if part > 0:
-            yield WastedWork(kind="padding", part=part)
 
     def _embeddings(self) -> Iterator[WastedWork]:
         """Those of which a batch uses few rows, as parts of the bytes of all gradients."""

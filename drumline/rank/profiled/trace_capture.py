@@ -24,8 +24,7 @@ from drumline.base.startup import quiet_profiler
 from drumline.base.text import MIB, print_message
 from drumline.base.untrusted import make_own_folder, replace_bytes, replacing
 from drumline.rank.collectives import gather_json, gather_on_main
-from drumline.rank.profiled.other_profilers import OtherProfilers
-from drumline.rank.profiled.slow_modes import SlowModes, python_tracers
+from drumline.rank.profiled.slow_modes import OtherProfilers, SlowModes, python_tracers
 from drumline.rank.profiled.stack_sampler import (
     BUSY_THREAD,
     Phases,

@@ -10,12 +10,12 @@ import torch
 from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, profile
 
-from drumline.rank.profiled.other_profilers import CALLS, OtherProfilers
+from drumline.rank.profiled.slow_modes import PROFILER_CALLS, OtherProfilers
 
 
 @pytest.fixture
 def others() -> Iterator[OtherProfilers]:
-    calls = {name: getattr(profiler, name) for name in CALLS}
+    calls = {name: getattr(profiler, name) for name in PROFILER_CALLS}
     others = OtherProfilers()
     others.observe()
     yield others
