@@ -107,6 +107,10 @@ class ThreadTimes(NamedTuple):
     """In the run queue: it could run, and had no CPU."""
     num_slices: int
 
+    def since(self, before: ThreadTimes) -> ThreadTimes:
+        """What was counted after an earlier moment."""
+        return ThreadTimes(*(now - then for now, then in zip(self, before, strict=True)))
+
 
 def thread_times(pid: int) -> dict[int, ThreadTimes]:
     """By thread; empty when the process has exited, or where the kernel does not count."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from drumline.base.errors import DrumlineError
 from drumline.base.text import print_message, show_lines
 from drumline.report.profile.advice import advise
-from drumline.report.profile.bottleneck import Advice, what_to_change
+from drumline.report.profile.bottleneck import Advice, advice_lines
 from drumline.report.profile.profile_words import words_of
 from drumline.runs.profile_files import where_to_look
 from drumline.runs.profile_result import PROFILE_FILE, PROFILE_FOLDER, ProfileResult, read_profile
@@ -33,7 +33,7 @@ def profile_of(folder: Path, *, network_bytes_per_s: float | None = None) -> Pro
 
 def show_profile(result: ProfileResult, advice: Sequence[Advice], folder: Path) -> None:
     lines = list(words_of(result))
-    lines += ["", "what to change", *(f"  {line}" for line in what_to_change(advice))]
+    lines += ["", "what to change", *(f"  {line}" for line in advice_lines(advice))]
     show_lines([*lines, "", where_to_look(folder, len(result.ranks))])
 
 

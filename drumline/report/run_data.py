@@ -30,7 +30,7 @@ from drumline.report.event_sample import (
 from drumline.report.goodput import AttemptTimes
 from drumline.report.heat_map import PhaseTimes
 from drumline.report.profile.advice import advise
-from drumline.report.profile.bottleneck import what_to_change
+from drumline.report.profile.bottleneck import advice_lines
 from drumline.report.profile.profile_words import headline
 from drumline.report.run_list import OWN_LOOP, FolderState, folder_state, newest_step
 from drumline.report.scaling_plot import Line, efficiency_lines
@@ -158,7 +158,7 @@ def read_run(path: Path) -> RunData:
     with suppress(UsageError, KeyError, ValueError, ArithmeticError, IndexError):
         profile = read_profile(path)
         run.profile_headline = headline(profile)
-        run.profile_advice = list(what_to_change(advise(profile)))
+        run.profile_advice = list(advice_lines(advise(profile)))
         run.profile = profile
 
     return run

@@ -440,7 +440,7 @@ class StackSampler:
             return
         if event == "start":
             self._collection_began_ns = now_ns
-        elif self._collection_began_ns:
+        else:
             view = self._describe(sys._getframe().f_back)
             line = NO_LINE if view is None else view.line
             collection = SampledCollection(self._collection_began_ns, now_ns, line)
@@ -458,8 +458,7 @@ class StackSampler:
             lines = [row for row in self._other_lines if row[0] == thread.ident]
             if thread.ident == self._main or number not in times or not lines:
                 continue
-            before = self._threads_before.get(number, NEW_THREAD)
-            cpu_ns = runnable_ns(times[number]) - runnable_ns(before)
+            cpu_ns = runnable_ns(times[number].since(self._threads_before.get(number, NEW_THREAD)))
             _, line = max(lines, key=lambda row: (row[1] != NO_LINE, self._other_lines[row]))
             uses.append((thread.name, cpu_ns / 1e9, line))
 

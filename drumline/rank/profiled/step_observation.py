@@ -16,7 +16,6 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -27,7 +26,6 @@ from drumline.base.processes import ThreadTimes, descendants, read_stat, thread_
 from drumline.rank.profiled.stack_sampler import NEW_THREAD, StackSampler
 from drumline.runs.profile_files import ProcessUse, StackSamples, WorkerUse
 
-MOST_SYNC_LINES = 10_000
 MOST_COMMAND = 100
 WORKER_NAME = "pt_data_worker"
 """That torch gives the processes of a DataLoader."""
@@ -39,46 +37,34 @@ NOT_OF_USER = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepUse:
-    """Of all profiled steps together."""
-
-    stacks: StackSamples = field(default_factory=StackSamples)
-    sync_lines: tuple[tuple[int, str], ...] = ()
-    """Of lines that wait for a CUDA device: Unix time in ns, just after the call, and the line."""
-    cpu: CpuUse | None = None
-    """None: the kernel does not count it."""
-    workers: WorkerUse | None = None
-    process: ProcessUse | None = None
-    """The other process that used most."""
-
-
 class StepObservation:
     """From `__init__` to `stop` the steps are observed."""
+
+    stacks: StackSamples
+    cpu: CpuUse | None
+    """None: the kernel does not count it."""
+    workers: WorkerUse | None
+    process: ProcessUse | None
+    """The other process that used most."""
 
     def __init__(self, sampler: StackSampler, *, has_gpu: bool, is_alone: bool) -> None:
         """`is_alone`: no other Python thread competes with the steps."""
         self._cpu_wait = CpuWait()
         self._children = ChildTimes()
-        self._sync_lines = SyncLines() if has_gpu else None
-        if self._sync_lines is not None:
-            self._sync_lines.start()
+        self.syncs = SyncLines()
+        self._has_gpu = has_gpu
+        if has_gpu:
+            self.syncs.start()
         self._sampler = sampler
         self._sampler.start(is_alone=is_alone)
 
-    def stop(self) -> StepUse:
+    def stop(self) -> None:
         """All is as before."""
-        stacks = self._sampler.stop()
-        if self._sync_lines is not None:
-            self._sync_lines.stop()
-        workers, process = self._children.use()
-        return StepUse(
-            stacks=stacks,
-            sync_lines=tuple(self._sync_lines.lines) if self._sync_lines else (),
-            cpu=self._cpu_wait.stop(),
-            workers=workers,
-            process=process,
-        )
+        self.stacks = self._sampler.stop()
+        if self._has_gpu:
+            self.syncs.stop()
+        self.workers, self.process = self._children.use()
+        self.cpu = self._cpu_wait.stop()
 
 
 class CpuUse(NamedTuple):
@@ -102,17 +88,18 @@ class CpuWait:
 
     def stop(self) -> CpuUse | None:
         """None: the kernel does not count it."""
-        now = thread_times(os.getpid())
-        if self._thread not in now or self._thread not in self._before:
-            return None
-        waits_ns = {
-            thread: times.wait_ns - self._before.get(thread, NEW_THREAD).wait_ns
-            for thread, times in now.items()
+        times = {
+            thread: now.since(self._before.get(thread, NEW_THREAD))
+            for thread, now in thread_times(os.getpid()).items()
         }
-        of_steps_ns = waits_ns.pop(self._thread)
-        longest_ns = max(waits_ns.values(), default=0)
-        ran_ns = now[self._thread].run_ns - self._before[self._thread].run_ns
-        return CpuUse(waited_s=(of_steps_ns + longest_ns) / 1e9, ran_s=ran_ns / 1e9)
+        of_steps = times.pop(self._thread, None)
+        if of_steps is None:
+            return None
+        longest_ns = max((waiting.wait_ns for waiting in times.values()), default=0)
+        return CpuUse(
+            waited_s=(of_steps.wait_ns + longest_ns) / 1e9,
+            ran_s=of_steps.run_ns / 1e9,
+        )
 
 
 class ChildTimes:
@@ -129,21 +116,19 @@ class ChildTimes:
         lasts_ns = time.monotonic_ns() - self._began_ns
         uses = []
         for pid, now in self._now().items():
-            before = self._before.get(pid, now)
-            cores = (now.run_ns - before.run_ns) / lasts_ns
-            waiting = (now.wait_ns - before.wait_ns) / lasts_ns
             if pid in self._before:
-                uses.append(ProcessUse(_name_of(pid), cores, waiting))
+                used = now.since(self._before[pid])
+                cores = used.run_ns / lasts_ns
+                uses.append(ProcessUse(_name_of(pid), cores, used.wait_ns / lasts_ns))
 
         workers = [use for use in uses if use.name == WORKER_NAME]
         processes = [use for use in uses if use.name != WORKER_NAME]
-        worker_use = WorkerUse(
-            number=len(workers),
-            cores=sum(use.cores for use in workers),
-            waiting=sum(use.waiting for use in workers),
-        )
         busiest = max(processes, key=lambda use: use.cores + use.waiting, default=None)
-        return worker_use if workers else None, busiest
+        if not workers:
+            return None, busiest
+        cores = sum(use.cores for use in workers)
+        waiting = sum(use.waiting for use in workers)
+        return WorkerUse(number=len(workers), cores=cores, waiting=waiting), busiest
 
     def _now(self) -> dict[int, ThreadTimes]:
         """Of the main thread of each, which makes the batches."""
@@ -169,7 +154,9 @@ class SyncLines:
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, str]] = []
+        """Unix time in ns, just after the call, and the line."""
         self._show_warning = warnings.showwarning
+        self._filters = warnings.catch_warnings()
         self._waits = [
             (owner, owner.synchronize)
             for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
@@ -178,26 +165,20 @@ class SyncLines:
     def start(self) -> None:
         """From here on lines are recorded."""
         self._mode = torch.cuda.get_sync_debug_mode()
+        self._filters.__enter__()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is a prototype
             torch.cuda.set_sync_debug_mode("warn")
 
         warnings.filterwarnings("always", message=f".*{SYNCHRONIZES}")
-        self._filter = warnings.filters[0]
         warnings.showwarning = self._on_warning  # type: ignore[assignment]
         for owner, wait in self._waits:
             setattr(owner, "synchronize", self._noting(wait))  # noqa: B010 - a module or a class
 
     def stop(self) -> None:
-        """All is as before `start`."""
+        """All is as before `start`, also filters of warnings that were added meanwhile."""
         torch.cuda.set_sync_debug_mode(self._mode)
-        # the script may have replaced them, or added some
-        if self._filter in warnings.filters:
-            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
-        # leaving it discards what Python has cached of the filters
-        with warnings.catch_warnings():
-            pass
-        warnings.showwarning = self._show_warning
+        self._filters.__exit__(None, None, None)
         for owner, wait in self._waits:
             setattr(owner, "synchronize", wait)  # noqa: B010
 
@@ -223,5 +204,5 @@ class SyncLines:
         """Record the innermost line that is not torch's or Python's own."""
         while frame is not None and frame.f_code.co_filename.startswith(NOT_OF_USER):
             frame = frame.f_back
-        if frame is not None and len(self.lines) < MOST_SYNC_LINES:
+        if frame is not None:
             self.lines.append((time.time_ns(), f"{frame.f_code.co_filename}:{frame.f_lineno}"))

@@ -34,7 +34,7 @@ from drumline.rank.profiled.stack_sampler import (
     phases_of_torch,
 )
 from drumline.rank.profiled.step_inspection import StepInspection
-from drumline.rank.profiled.step_observation import StepObservation, StepUse
+from drumline.rank.profiled.step_observation import StepObservation
 from drumline.rank.torch_internals import (
     ddp_measurements,
     names_ignored_by_ddp,
@@ -60,7 +60,6 @@ from drumline.runs.profile_files import (
 
 T = TypeVar("T")
 _END = object()
-MOST_PAUSES = 5_000
 MOST_OPEN_S = 10.0
 """For so long the end of a profile waits for collectives that are still open."""
 POLL_S = 0.02
@@ -101,7 +100,6 @@ class TraceCapture:
         self._loading_cpu_s = 0.0
         """The CPU time meanwhile."""
         self._observation: StepObservation
-        self._use = StepUse()
         self._began_s = 0.0
         self._threads_before: dict[int, int] = {}
         """The CPU time of other threads then."""
@@ -158,7 +156,7 @@ class TraceCapture:
     def add_pause(self, reason: str, began_ns: int, ended_ns: int) -> None:
         """After the present step the loop did something else than train."""
         self._paused_s += (ended_ns - began_ns) / 1e9
-        if self.is_recording and len(self._pauses) < MOST_PAUSES:
+        if self.is_recording:
             self._pauses.append(Pause(reason, self._number, began_ns, ended_ns))
 
     def marked(self, batches: Iterable[T]) -> Iterator[T]:
@@ -321,7 +319,7 @@ class TraceCapture:
         is_closed = wait_for_collectives()
         self.is_recording = False
         self.is_done = True
-        self._use = self._observation.stop()
+        self._observation.stop()
         self._slow_modes.resume()
         if is_closed:
             with self._others.ours():
@@ -378,12 +376,16 @@ class TraceCapture:
 
     def _facts(self) -> RankFacts:
         """What this rank knows of its steps that is not in the trace."""
-        data = ddp_data(self.modules)
+        models = [part for part in self.modules if isinstance(part, DistributedDataParallel)]
+        data = ddp_data(models[0]) if models else {}
         num_steps = self._number - self._steps.start
         loading_cores = None
         if self._loading_s:
             loading_cores = self._loading_cpu_s / self._loading_s
-        use = self._use
+        slow_modes_s = None
+        if self._with_modes_s is not None and self._unprofiled_s is not None:
+            slow_modes_s = max(0.0, self._with_modes_s - self._unprofiled_s)
+        use = self._observation
         job = self._job
         if not job.settings and (cap := data.get("bucket_cap_bytes")):  # a script's
             job = replace(job, bucket_cap_mb=cap / MIB)
@@ -396,17 +398,17 @@ class TraceCapture:
             first_step=self._steps.start,
             num_steps=num_steps,
             bucket_bytes=bucket_bytes(data),
-            num_models=sum(isinstance(part, DistributedDataParallel) for part in self.modules),
-            tensor_bytes=tensor_bytes(self.modules, data),
+            num_models=len(models),
+            tensor_bytes=tensor_bytes(models[0].module, data) if models else (),
             unprofiled_step_s=self._unprofiled_s,
-            slow_modes_s=self._slow_modes_s(),
+            slow_modes_s=slow_modes_s,
             cpus=tuple(os.sched_getaffinity(0)),
             host_cpus=os.cpu_count(),
             loading_cores=loading_cores,
             cpu_wait_s=None if use.cpu is None else use.cpu.waited_s / num_steps,
             cpu_run_s=None if use.cpu is None else use.cpu.ran_s / num_steps,
             pauses=tuple(self._pauses),
-            sync_lines=use.sync_lines,
+            sync_lines=tuple(use.syncs.lines),
             optimizer=self._optimizer_facts(),
             num_optimizers=self.num_optimizers,
             workers=use.workers,
@@ -426,13 +428,6 @@ class TraceCapture:
             stacks=use.stacks,
             job=job,
         )
-
-    def _slow_modes_s(self) -> float | None:
-        """What a step takes longer with them; None: not known, as where they are off from the first
-        timed step on."""
-        if self._with_modes_s is None or self._unprofiled_s is None:
-            return None
-        return max(0.0, self._with_modes_s - self._unprofiled_s)
 
     def _optimizer_facts(self) -> OptimizerFacts | None:
         """What the advice about an optimizer needs to know of it."""
@@ -504,15 +499,10 @@ def file_version(path: Path) -> list[int] | None:
     return [status.st_size, status.st_mtime_ns]
 
 
-def ddp_module(modules: Iterable[torch.nn.Module]) -> DistributedDataParallel | None:
-    return next((module for module in modules if isinstance(module, DistributedDataParallel)), None)
-
-
-def ddp_data(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
-    """What the first DDP module reports of itself; empty: not known."""
-    if module := ddp_module(modules):
-        with suppress(Exception):  # torch calls it unstable
-            return ddp_measurements(module)
+def ddp_data(model: DistributedDataParallel) -> Mapping[str, Any]:
+    """What it reports of itself; empty: not known."""
+    with suppress(Exception):  # torch calls it unstable
+        return ddp_measurements(model)
     return {}
 
 
@@ -522,21 +512,17 @@ def bucket_bytes(data: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes.split(",") if size.strip().isdigit())
 
 
-def tensor_bytes(modules: Iterable[torch.nn.Module], data: Mapping[str, Any]) -> tuple[int, ...]:
+def tensor_bytes(model: torch.nn.Module, data: Mapping[str, Any]) -> tuple[int, ...]:
     """The sizes of the gradients in the order in which DDP puts them into buckets: that of the
     first backward pass. Empty: not known, as where parameters may be unused, since DDP then keeps
     the buckets that it made before that pass."""
     numbers = re.findall(r"\d+", str(data.get("rebuilt_per_bucket_param_indices", "")))
-    module = ddp_module(modules)
-    if module is None or not numbers:
-        return ()
-    ignored = names_ignored_by_ddp(module.module)
+    order = list(map(int, numbers))
+    ignored = names_ignored_by_ddp(model)
     sizes = [
         parameter.nbytes
-        for name, parameter in module.module.named_parameters()
+        for name, parameter in model.named_parameters()
         if parameter.requires_grad and name not in ignored
     ]
-
-    order = [int(number) for number in numbers]
     is_whole = sorted(order) == list(range(len(sizes)))
     return tuple(sizes[number] for number in order) if is_whole else ()

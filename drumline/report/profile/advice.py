@@ -9,7 +9,7 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from drumline.base.text import join_names, latency, one_line, plural
-from drumline.report.profile.arithmetic_advice import arithmetic_rules
+from drumline.report.profile.arithmetic_advice import ARITHMETIC_RULES
 from drumline.report.profile.bottleneck import (
     CRITICAL_SHARE,
     MIN_GAIN,
@@ -29,9 +29,9 @@ from drumline.report.profile.bottleneck import (
     removable,
     slower_line,
 )
-from drumline.report.profile.communication_advice import communication_rules
-from drumline.report.profile.data_advice import data_rules
-from drumline.report.profile.host_advice import host_rules, loops_between_phases_s
+from drumline.report.profile.communication_advice import COMMUNICATION_RULES
+from drumline.report.profile.data_advice import DATA_RULES
+from drumline.report.profile.host_advice import HOST_RULES, loops_between_phases_s
 from drumline.runs.profile_files import ALLOCATIONS, CLIPPING, FIRST_WITH_COST
 from drumline.runs.profile_result import HostSync, LineCost, ProfileResult, RankSteps
 
@@ -56,12 +56,12 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
     result = replace(result, step_s=result.step_s + added_s)
     rules = (
         _slow_modes,
-        data_rules,
+        *DATA_RULES,
         _ranks,
-        communication_rules,
+        *COMMUNICATION_RULES,
         _device_idles,
-        host_rules,
-        arithmetic_rules,
+        *(HOST_RULES if result.phases_s else ()),
+        *ARITHMETIC_RULES,
     )
     advice_of_rules = [
         replace(item, step_s=result.step_s) for rule in rules for item in rule(result)

@@ -107,12 +107,6 @@ WASTE: dict[str, Waste] = {
 }
 
 
-def arithmetic_rules(result: ProfileResult) -> Iterator[Advice]:
-    """The types of numbers come last."""
-    for rule in (_wasted, _unused_gradients, _fp32):
-        yield from rule(result)
-
-
 def _wasted(result: ProfileResult) -> Iterator[Advice]:
     """The kinds that an inspected step had, each with the module that wastes most."""
     times_s = {
@@ -186,3 +180,7 @@ def _unused_gradients(result: ProfileResult) -> Iterator[Advice]:
         derivation="gradients of weights are half of a backward pass; before the first layer that is trained those "
         "of outputs are not needed either",
     )
+
+
+ARITHMETIC_RULES = (_wasted, _unused_gradients, _fp32)
+"""The types of numbers come last."""

@@ -152,13 +152,10 @@ def flags_of(settings: Mapping[str, str]) -> str:
     return " ".join(flags)
 
 
-def what_to_change(advice: Sequence[Advice]) -> Iterator[str]:
-    """The advice as lines, also where there is none."""
-    return advice_lines(advice) if advice else iter(["nothing worth changing"])
-
-
 def advice_lines(advice: Sequence[Advice]) -> Iterator[str]:
     """The advice as numbered lines."""
+    if not advice:
+        yield "nothing worth changing"
     for number, item in enumerate(advice, start=1):
         yield f"{number}. {item.bottleneck.replace('_', ' ')}: {item.text}"
         flags = f"try {flags_of(item.settings)}" if item.settings else ""

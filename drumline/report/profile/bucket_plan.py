@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean, linear_regression
 from typing import NamedTuple
 
 from drumline.base.text import MIB
@@ -92,15 +93,12 @@ def fit_costs(
     bandwidth apart, or where `doctor` has measured the bandwidth. Otherwise two, the likely one
     first: small ones are latency, unless the link is very slow, and large ones are bytes."""
     sizes = [bucket.num_bytes for bucket in buckets]
-    mean_size = sum(sizes) / len(sizes)
-    mean_s = sum(bucket.reduce_s for bucket in buckets) / len(buckets)
+    times_s = [bucket.reduce_s for bucket in buckets]
+    mean_size = fmean(sizes)
+    mean_s = fmean(times_s)
 
     if max(sizes) >= MIN_SPREAD * min(sizes):
-        spread = sum((size - mean_size) ** 2 for size in sizes)
-        slope = (
-            sum((bucket.num_bytes - mean_size) * (bucket.reduce_s - mean_s) for bucket in buckets)
-            / spread
-        )
+        slope = linear_regression(sizes, times_s).slope
         # neither term of the sum is negative
         slope = min(max(slope, 0.0), mean_s / mean_size)
         if max(sizes) < LARGE:  # their times differ for other reasons, too

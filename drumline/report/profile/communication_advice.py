@@ -48,12 +48,6 @@ def _exposed_s(result: ProfileResult) -> tuple[float, float]:
     return exposed * share, exposed * (1 - share)
 
 
-def communication_rules(result: ProfileResult) -> Iterator[Advice]:
-    """About the reduction of gradients, and about other collectives."""
-    for rule in (_checked, _reductions, _buffers, _other_collectives):
-        yield from rule(result)
-
-
 def _reductions(result: ProfileResult) -> Iterator[Advice]:
     """Another bucket size against latency, fewer bytes against bandwidth, fewer all-reduces against
     both."""
@@ -351,3 +345,6 @@ def _wait_in_collectives_s(result: ProfileResult) -> float:
     """The wait for other ranks that is not that for a slow one: each collective has a part of
     it."""
     return 0.0 if find_slow_rank(result) else result.parts_s["waiting_for_rank"]
+
+
+COMMUNICATION_RULES = (_checked, _reductions, _buffers, _other_collectives)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from drumline.base.text import latency, plural
@@ -32,12 +32,6 @@ MAX_WORKERS = 16
 WORKERS_PER_CORE = 4
 
 
-def data_rules(result: ProfileResult) -> Iterator[Advice]:
-    """About the wait for batches, and about workers."""
-    for rule in (_data, _sampler, _workers, _worker_starts):
-        yield from rule(result)
-
-
 def _only_loading(result: ProfileResult) -> ProfileResult:
     """The start of workers with the wait for their first batch, and the sampler, have advice of
     their own."""
@@ -57,7 +51,7 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
     if waited < MIN_GAIN * result.step_s:
         return
 
-    loading = Loading.of(running)
+    loading = Loading(running)
     text = f"a rank waits {of_step(result, waited)} for its batch"
     if loading.workers:
         text += (
@@ -99,53 +93,36 @@ def _sampler(result: ProfileResult) -> Iterator[Advice]:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Loading:
     """How a rank loads its batches, and how many workers would."""
 
-    workers: int
-    load: float | None
-    """How much of a core loads a batch; None: not known."""
-    batch_s: float
-    """How long one process takes for a batch."""
-    working_s: float
-    """The step without the wait."""
-    cores: float
-    computes_s: float
-    """The part of the step that needs a core."""
-    more_workers: int
-
-    @classmethod
-    def of(cls, result: ProfileResult) -> Loading:
-        """From the wait, the workers and the cores of a profile."""
+    def __init__(self, result: ProfileResult) -> None:
         waited = result.parts_s["data"]
-        working_s = result.step_s - waited
-        workers = int(result.settings.get("data.workers", "0"))
-        load = result.loading_cores
+        self.working_s = result.step_s - waited
+        """The step without the wait."""
+        self.workers = int(result.settings.get("data.workers", "0"))
+        self.load = result.loading_cores
+        """How much of a core loads a batch; None: not known."""
         line = first_line(result, "data")
         if result.workers is not None:
-            workers = result.workers.number
-            load = result.workers.cores / workers
+            self.workers = result.workers.number
+            self.load = result.workers.cores / self.workers
         elif line is not None and line.own_s > waited / 2:
             # With the time in the queue for a core, which `loading_cores` leaves out.
-            load = line.cpu_s / max(line.own_s, 1e-9)
+            self.load = line.cpu_s / max(line.own_s, 1e-9)
 
-        batch_s = workers * result.step_s if workers else waited
-        cores = result.cores_per_rank or USUAL_CORES
-        is_storage = load is not None and load < 0.5
-        most = max(1, min(MAX_WORKERS, int(cores * WORKERS_PER_CORE if is_storage else cores)))
-        if cores <= 1 and load is not None and not is_storage and not is_gpu(result):
+        self.batch_s = self.workers * result.step_s if self.workers else waited
+        """How long one process takes for a batch."""
+        self.computes_s = 0.0 if is_gpu(result) else self.working_s
+        """The part of the step that needs a core."""
+        self.cores = result.cores_per_rank or USUAL_CORES
+        is_storage = self.load is not None and self.load < 0.5
+        most = self.cores * WORKERS_PER_CORE if is_storage else self.cores
+        most = max(1, min(MAX_WORKERS, int(most)))
+        if self.cores <= 1 and self.load is not None and not is_storage and not is_gpu(result):
             most = 0  # the training needs the core
-
-        return cls(
-            workers=workers,
-            load=load,
-            batch_s=batch_s,
-            working_s=working_s,
-            cores=cores,
-            computes_s=0.0 if is_gpu(result) else working_s,
-            more_workers=min(most, math.ceil(1.2 * batch_s / max(working_s, 1e-9))),
-        )
+        hiding = math.ceil(1.2 * self.batch_s / max(self.working_s, 1e-9))
+        self.more_workers = min(most, hiding)
 
     def saved_s(self, load: float) -> float:
         """By more workers that each keep so much of a core busy."""
@@ -212,3 +189,6 @@ def _worker_starts(result: ProfileResult) -> Iterator[Advice]:
         saved_s=Savings(0.8 * starts.seconds, starts.seconds, 0.3 * starts.seconds),
         derivation="the workers of the first epoch stay",
     )
+
+
+DATA_RULES = (_data, _sampler, _workers, _worker_starts)

@@ -61,31 +61,6 @@ EVERY = {
 }
 
 
-def host_rules(result: ProfileResult) -> Iterator[Advice]:
-    """A profile of an earlier version has no samples, and gets none of this."""
-    rules = (
-        _threads,
-        _python,
-        _no_gradients,
-        _operations,
-        _gradients_of_gradients,
-        _tracers,
-        _cores,
-        _process,
-        _intra_op_threads,
-        _on_device,
-        _hooks,
-        _collections,
-        _optimizer,
-        _small_tensors,
-        _periodic,
-        _pauses,
-    )
-    if result.phases_s:
-        for rule in rules:
-            yield from rule(result)
-
-
 def _threads(result: ProfileResult) -> Iterator[Advice]:
     """One thread at a time runs Python: each return of the training thread from torch waits for
     the other one, also that from a collective, and so do the ranks that wait for this one."""
@@ -520,3 +495,24 @@ def _fewer_pauses(result: ProfileResult, phase: str) -> Mapping[str, str] | None
         if every:
             return {path: str(every * FEWER)}
     return None
+
+
+HOST_RULES = (
+    _threads,
+    _python,
+    _no_gradients,
+    _operations,
+    _gradients_of_gradients,
+    _tracers,
+    _cores,
+    _process,
+    _intra_op_threads,
+    _on_device,
+    _hooks,
+    _collections,
+    _optimizer,
+    _small_tensors,
+    _periodic,
+    _pauses,
+)
+"""For profiles with samples, which those of earlier versions lack."""

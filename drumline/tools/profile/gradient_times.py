@@ -35,11 +35,9 @@ def host_intervals(trace: RankTrace, num_buckets: int) -> Intervals:
     waits = []
     for step in trace.steps:
         buckets = bucket_calls(trace, step, num_buckets)
-        bucket_ids = {id(call) for call in buckets}
         for call in calls_of(trace, step):
-            if id(call) not in bucket_ids:
+            if call not in buckets:
                 waits.append((call.call, call.end))
-
         if buckets:
             last_ready = ready_instant(trace, step, buckets[-1])
             last_end = max(call.end for call in buckets)
@@ -94,7 +92,7 @@ def buckets_of(
     steps: list[list[Bucket]] = []
     for rank, trace in traces.items():
         reduce_s = {
-            id(collective.by_rank[rank]): collective.reduce_s
+            collective.by_rank[rank]: collective.reduce_s
             for collective in collectives
             if rank in collective.by_rank
         }
@@ -112,11 +110,11 @@ def _step_buckets(
     trace: RankTrace,
     step: TraceStep,
     sizes: Sequence[int],
-    reduce_s: Mapping[int, float],
+    reduce_s: Mapping[CollectiveCall, float],
     host: Intervals,
 ) -> list[Bucket]:
     """The buckets of one step of one rank. `sizes`: their bytes, where the trace does not have
-    them; `reduce_s`: by the `id` of each call."""
+    them."""
     calls = bucket_calls(trace, step, len(sizes))
     if len(sizes) != len(calls):
         sizes = [0] * len(calls)
@@ -132,7 +130,7 @@ def _step_buckets(
                 ready_s=ready_s,
                 backward_s=max(0.0, ready_s - before_s),
                 host_s=length(clipped(host, step.start, ready)),
-                reduce_s=reduce_s[id(call)],
+                reduce_s=reduce_s[call],
             )
         )
 
@@ -141,13 +139,9 @@ def _step_buckets(
 
 def _mean_bucket(buckets: Sequence[Bucket]) -> Bucket:
     """The same bucket in all steps of all ranks, as means."""
-    return Bucket(
-        num_bytes=round(fmean(bucket.num_bytes for bucket in buckets)),
-        ready_s=fmean(bucket.ready_s for bucket in buckets),
-        backward_s=fmean(bucket.backward_s for bucket in buckets),
-        host_s=fmean(bucket.host_s or 0.0 for bucket in buckets),
-        reduce_s=fmean(bucket.reduce_s for bucket in buckets),
-    )
+    times = ("ready_s", "backward_s", "host_s", "reduce_s")
+    means = {name: fmean(getattr(bucket, name) for bucket in buckets) for name in times}
+    return Bucket(num_bytes=round(fmean(bucket.num_bytes for bucket in buckets)), **means)
 
 
 def bucket_calls(trace: RankTrace, step: TraceStep, num_buckets: int) -> list[CollectiveCall]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,6 @@ from drumline.runs.profile_result import LineCost
 Seconds = NDArray[np.float64]
 SampleCosts = Mapping[str, Seconds]
 """What each sample costs, as means over the steps, by the fields of `LineCost`."""
-K = TypeVar("K")
 REST = "rest"
 OUR_LIBRARIES = ("torch", "drumline")
 """What they do is not the user's Python."""
@@ -31,11 +29,6 @@ before and after it are in its first and last sample."""
 def place_of(line: SampledLine) -> str:
     """`train.py:7`."""
     return f"{line.file}:{line.line}"
-
-
-def costliest_key(costs: Mapping[K, float]) -> K:
-    """The key with the largest cost; the first of equals."""
-    return max(costs, key=lambda key: costs[key])
 
 
 def is_user_s_own(stacks: StackSamples) -> NDArray[np.bool_]:
@@ -100,7 +93,7 @@ def _cost_of(
         sample = stacks.samples[number]
         lines_s[sample.phase, place_of(stacks.lines[sample.line])] += seconds[number]
 
-    phase, place = costliest_key(lines_s)
+    phase, place = max(lines_s, key=lines_s.__getitem__)
     line = next(line for line in stacks.lines if place_of(line) == place)
     sums = {name: float(values[samples].sum()) for name, values in costs.items()}
     return LineCost(

@@ -40,7 +40,6 @@ from drumline.tools.profile.line_costs import (
     Seconds,
     costliest,
     costliest_first,
-    costliest_key,
     is_user_s_own,
     place_of,
     without_gradient,
@@ -304,7 +303,7 @@ def collections_of(stacks: StackSamples, seconds: float, num_steps: int) -> Coll
         line = stacks.lines[row.line]
         if line.file:
             lines_ns[line] += row.ended_ns - row.began_ns
-    costliest_line = costliest_key(lines_ns) if lines_ns else None
+    costliest_line = max(lines_ns, key=lines_ns.__getitem__, default=None)
 
     return Collections(
         seconds=seconds,

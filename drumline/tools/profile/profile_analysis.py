@@ -52,7 +52,6 @@ from drumline.tools.profile.gradient_times import (
     tensors_of,
 )
 from drumline.tools.profile.intervals import Intervals, clipped, length
-from drumline.tools.profile.line_costs import costliest_key
 from drumline.tools.profile.phases import (
     RankPhases,
     mean_known,
@@ -272,7 +271,7 @@ def _rank_steps(
 ) -> list[RankSteps]:
     """Lengths of the steps of each rank, and means over them."""
     waits = waits_by_step(steps_by_rank)
-    critical = [costliest_key(waits_s) for waits_s in waits if any(waits_s.values())]
+    critical = [max(waits_s, key=waits_s.__getitem__) for waits_s in waits if any(waits_s.values())]
     ranks = []
     for rank, steps in steps_by_rank.items():
         ranges = [step.step for step in steps]
@@ -365,8 +364,8 @@ def _per_step(
         calls[key] += count
 
     num_steps = sum(len(trace.steps) for trace in traces)
-    means = [(key, seconds[key] / num_steps, calls[key] / num_steps) for key in seconds]
-    return sorted(means, key=lambda row: -row[1])
+    longest_first = sorted(seconds, key=seconds.__getitem__, reverse=True)
+    return [(key, seconds[key] / num_steps, calls[key] / num_steps) for key in longest_first]
 
 
 def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from drumline.base.text import duration, join_names, named_ranks, plural
 from drumline.tools.doctor.finding import Finding
@@ -103,14 +104,14 @@ class CollectiveWait:
         return self.name if self.elements is None else f"{self.name} ({self.elements:,} elements)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class WaitExplanation:
-    """What the waits of one group show; of several ranks in different collectives or with a rank
-    that is known to be late it is a cause."""
+class WaitExplanation(NamedTuple):
+    """What the waits of one group show."""
 
     finding: Finding
-    is_cause: bool = False
-    is_early: bool = False
+    is_cause: bool
+    """Ranks are in different collectives."""
+    is_early: bool
+    """It may be that no data passes between the ranks."""
 
 
 class CollectiveWaits:
@@ -171,9 +172,7 @@ class CollectiveWaits:
 
         # Of some ranks the line that names the group may be missing: with only one group it is clear.
         if len(groups) == 2 and "" in groups:
-            waits = [wait for group in groups.values() for wait in group]
-            return {"": waits}
-
+            return {"": list(self._waits.values())}
         return groups
 
 
@@ -209,7 +208,7 @@ def _different_collectives(waits: Mapping[int, CollectiveWait]) -> WaitExplanati
     )
     where = named_ranks(sorted(waits))
     finding = Finding("problem", "mismatch", where, what, SAME_COLLECTIVES)
-    return WaitExplanation(finding=finding, is_cause=True)
+    return WaitExplanation(finding, is_cause=True, is_early=False)
 
 
 def _late_ranks(waits: list[CollectiveWait], late_ranks: set[int], work: str) -> WaitExplanation:
@@ -221,10 +220,9 @@ def _late_ranks(waits: list[CollectiveWait], late_ranks: set[int], work: str) ->
     where = named_ranks(waiting) if waiting else "a rank"
     what = _why_it_waits(wait, waiting, sorted(late_ranks), work)
     fix = SAME_WORK if late_ranks or (len(waiting) < 2 and not wait.is_early) else CHECK_PATHS
-    return WaitExplanation(
-        finding=Finding("problem", "collective timeout", where, what, fix),
-        is_early=is_first or (not late_ranks and wait.is_early),
-    )
+    finding = Finding("problem", "collective timeout", where, what, fix)
+    is_early = is_first or (not late_ranks and wait.is_early)
+    return WaitExplanation(finding, is_cause=False, is_early=is_early)
 
 
 def _gaps(waiting: list[int]) -> set[int]:
@@ -455,8 +453,6 @@ class JobFaults:
         self.context = FaultContext()
         self.ranks: set[int] = set()
         """All that torch's lines name."""
-        self.num_unkept = 0
-        """Lines that are not explained, beyond those that are kept."""
         self.failed_first: set[str] = set()
         """Origins, as torchrun says."""
         self._tracebacks: defaultdict[str, TracebackReader] = defaultdict(TracebackReader)
@@ -588,8 +584,6 @@ class JobFaults:
                 places=places,
                 frame=self._tracebacks[line.origin].frame if exception else "",
             )
-        else:
-            self.num_unkept += 1
 
         if exception and shape in self.plain:
             self._last_exceptions[line.origin] = self.plain[shape]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, cast, get_args
 
-from drumline.base.text import join_names, plural
+from drumline.base.text import join_names
 from drumline.tools.doctor.finding import LEVELS, Finding, Level
 from drumline.tools.tune.job_faults import LoggedFault, LogMoment, PlainFault
 from drumline.tools.tune.logged_links import LoggedLink
@@ -154,11 +154,6 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
             plain.moment,
             plain.origin in faults.failed_first,
         )
-
-    if faults.num_unkept:
-        what = f"{plural(faults.num_unkept, 'more line')} that are not explained"
-        finding = Finding("warning", UNEXPLAINED, "these logs", what)
-        yield RankedFinding(finding, "unexplained", LAST)
 
 
 def _weight_of(

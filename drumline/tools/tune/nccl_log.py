@@ -68,27 +68,6 @@ PART_BYTES = 1 << 20
 MAX_LINE = 4096  # NCCL writes 1 kB at most
 
 
-class BoundedLines:
-    """The lines of a file or a pipe; of a long one only those of the beginning and the end, so that
-    memory is bounded."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.is_partial = False  # whether the middle was not read
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from _lines(self._file)
-        # It is read to its end, or the program that writes into a pipe would be stopped.
-        tail = bytearray()
-        while part := self._file.read(PART_BYTES):
-            tail += part
-            if len(tail) > HALF_BYTES:
-                self.is_partial = True
-                del tail[:-HALF_BYTES]
-
-        yield from _lines(io.BytesIO(tail))
-
-
 def _lines(file: BinaryIO) -> Iterator[bytes]:
     """Lines, or parts of lines without an end, of the next bytes."""
     left = HALF_BYTES
@@ -150,9 +129,7 @@ class NcclLog:
         """Add a log; `name`: for messages about lines that name no process."""
         self.faults.begin_file()
         self._file = name
-        lines = BoundedLines(file)
-
-        for line in lines:
+        for line in self._lines_of(file):
             text = line.decode(errors="replace")
             if "\x1b" in text:
                 text = COLOURS.sub("", text)
@@ -160,7 +137,19 @@ class NcclLog:
             for part in text.split("\r"):
                 self._read_line(part.rstrip())
 
-        self._is_cut |= lines.is_partial
+    def _lines_of(self, file: BinaryIO) -> Iterator[bytes]:
+        """Of a long file or pipe only those of the beginning and the end, so that memory is
+        bounded."""
+        yield from _lines(file)
+        # It is read to its end, or the program that writes into a pipe would be stopped.
+        tail = bytearray()
+        while part := file.read(PART_BYTES):
+            tail += part
+            if len(tail) > HALF_BYTES:
+                self._is_cut = True
+                del tail[:-HALF_BYTES]
+
+        yield from _lines(io.BytesIO(tail))
 
     def _read_line(self, line: str) -> None:
         """A line of torch or another program, or the messages of one or several processes."""
@@ -172,8 +161,11 @@ class NcclLog:
             return
 
         version = VERSION.search(line)
-        if version is not None:
-            self._read_version(version[1])
+        # Banners have the version of CUDA, errors of torch only that of NCCL.
+        if version is not None and "+" in version[1]:
+            self.versions.add(version[1])
+        elif version is not None and ERROR_VERSION.fullmatch(version[1]):
+            self.versions_of_errors.add(version[1])
 
         prefixes = [*PREFIX.finditer(line)]
         cut = CUT_PREFIX.search(line)
@@ -191,13 +183,6 @@ class NcclLog:
             process = self._process(prefix["host"], int(prefix["pid"]))
             self._read_message(process, prefix, prefix["source"], line[prefix.end() : end])
 
-    def _read_version(self, version: str) -> None:
-        """Banners have the version of CUDA, errors of torch only that of NCCL."""
-        if "+" in version:
-            self.versions.add(version)
-        elif ERROR_VERSION.fullmatch(version):
-            self.versions_of_errors.add(version)
-
     def _read_foreign(self, text: str) -> None:
         """A line, or its beginning, that NCCL did not write."""
         if not text:
@@ -207,13 +192,7 @@ class NcclLog:
 
         self.routes.read(text, self._file)
         setting = _interface_setting(self._interface)
-        self.faults.read(
-            LogLine(
-                text=text,
-                file=self._file,
-                setting=setting,
-            )
-        )
+        self.faults.read(LogLine(text=text, file=self._file, setting=setting))
 
     def _read_cut_line(self, line: str, cut: re.Match[str]) -> None:
         """A line of NCCL without host and process."""

@@ -83,24 +83,15 @@ def _variables_of(
     for value, needing in hosts_by_value.items():
         reason = findings_of_host[needing[0]].what
         without = [host for host in hosts if host not in needing]
-        fits_all = all(_fits(hosts[host], name, value) for host in without)
         # Where only some hosts need it, and it changes nothing or is right on all of the others, it
         # is set on all.
-        if len(hosts_by_value) == 1 and fits_all:
-            reason = f"{join_names(needing)}: {reason}" if without else reason
-            yield TunedVariable(
-                name=name,
-                value=value,
-                reason=reason,
-            )
-        else:
+        fits_all = all(_fits(hosts[host], name, value) for host in without)
+        host_names: list[str] = []
+        if len(hosts_by_value) > 1 or not fits_all:
             host_names = [hosts[host]["host"] if host in hosts else host for host in needing]
-            yield TunedVariable(
-                name=name,
-                value=value,
-                reason=reason,
-                hosts=tuple(host_names),
-            )
+        elif without:
+            reason = f"{join_names(needing)}: {reason}"
+        yield TunedVariable(name=name, value=value, reason=reason, hosts=tuple(host_names))
 
 
 def _fits(facts: Facts, name: str, value: str | None) -> bool:
@@ -247,16 +238,18 @@ def _unreached_interfaces(survey: Survey, number: int) -> list[str]:
         interface for interface in interfaces if not interface["name"].startswith(NCCL_LAST)
     ]
 
-    outcomes: dict[str, set[str]] = {}
-
+    tried: set[str] = set()
+    reached: set[str] = set()
     for edge in edges_into(survey, number):
         for address, outcome in (edge.others or {}).items():
-            outcomes.setdefault(address, set()).add(outcome)
+            tried.add(address)
+            if outcome == OPEN:
+                reached.add(address)
 
     return [
         f"{interface['name']} ({interface['address']})"
         for interface in usable
-        if OPEN not in outcomes.get(interface["address"], {OPEN})
+        if interface["address"] in tried - reached
     ]
 
 
