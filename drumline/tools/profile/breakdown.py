@@ -21,7 +21,13 @@ from drumline.tools.profile.intervals import (
     length,
     union,
 )
-from drumline.tools.profile.rank_trace import CollectiveCall, RankTrace, TraceStep
+from drumline.tools.profile.rank_trace import (
+    CollectiveCall,
+    RankTrace,
+    TraceStep,
+    open_times,
+    spans,
+)
 
 LEFT_TOGETHER = ("allreduce", "barrier", "allgather")
 """Collectives that no rank leaves before all have joined: their ends compare clocks."""
@@ -161,18 +167,18 @@ def divide_steps(
 ) -> list[StepParts]:
     """The steps of one rank. `trace` and `collectives` are by one clock."""
     calls = [collective.by_rank[rank] for collective in collectives if rank in collective.by_rank]
-    communication = union((call.call, call.end) for call in calls)
+    communication = open_times(calls)
     claims = {
         "compute": trace.compute,
         "waiting_for_rank": waiting_of(rank, collectives),
         "exposed_communication": communication,
         "data": trace.data,
-        "host_sync": union((event.start, event.end) for event in trace.syncs),
+        "host_sync": spans(trace.syncs),
     }
-    parts = divided(union((step.start, step.end) for step in trace.steps), claims, "gaps")
+    parts = divided(spans(trace.steps), claims, "gaps")
     hidden = intersection(communication, trace.compute)
     other_calls = [call for call in calls if not call.is_bucket]
-    other_collectives = union((call.call, call.end) for call in other_calls)
+    other_collectives = open_times(other_calls)
     idle_waits = {
         last_rank: difference(union(waits), trace.compute)
         for last_rank, waits in waits_of(rank, collectives).items()

@@ -22,7 +22,7 @@ from drumline.tools.profile.intervals import (
     length_until,
     union,
 )
-from drumline.tools.profile.rank_trace import CollectiveCall, RankTrace, TraceStep
+from drumline.tools.profile.rank_trace import CollectiveCall, RankTrace, TraceStep, spans
 
 Seconds = NDArray[np.float64]
 
@@ -43,8 +43,7 @@ def host_intervals(trace: RankTrace, num_buckets: int) -> Intervals:
             last_end = max(call.end for call in buckets)
             waits.append((last_ready, last_end))
 
-    steps = union((step.start, step.end) for step in trace.steps)
-    idle = difference(steps, trace.compute)
+    idle = difference(spans(trace.steps), trace.compute)
     idle = difference(idle, trace.data)
     return difference(idle, union(waits))
 

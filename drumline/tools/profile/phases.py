@@ -44,7 +44,7 @@ from drumline.tools.profile.line_costs import (
     place_of,
     without_gradient,
 )
-from drumline.tools.profile.rank_trace import RankTrace
+from drumline.tools.profile.rank_trace import RankTrace, open_times, spans
 
 C = TypeVar("C", Collections, WorkerStarts)
 COMPUTE = "compute"
@@ -81,16 +81,17 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
         return RankPhases()
 
     times = SampleTimes(stacks, trace)
-    steps = union((step.start, step.end) for step in trace.steps)
-    calls = union((call.call, call.end) for call in trace.collectives)
+    steps = spans(trace.steps)
     claims = {
         COMPUTE: trace.compute,
         WAITING: waiting,
-        COMMUNICATION: calls,
+        COMMUNICATION: open_times(trace.collectives),
         COLLECTION: times.collections(),
     }
     parts = divided(steps, claims, REST)
     communication = union(np.concatenate([parts[WAITING], parts[COMMUNICATION]]))
+    not_buckets = [call for call in trace.collectives if not call.is_bucket]
+    other_communication = intersection(communication, open_times(not_buckets))
     num_steps = len(trace.steps)
 
     # Of each sample, as means over the steps.
@@ -107,35 +108,25 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
     unsampled_s = length(steps) / num_steps - sum(phases_s.values())
     phases_s[REST] = phases_s.get(REST, 0.0) + max(0.0, unsampled_s)
 
-    is_own = is_user_s_own(stacks)
-    own_s = idle_s * is_own + times.in_torch(idle_s)
-    cpu_shares = times.cpu_shares()
+    own_s = idle_s * is_user_s_own(stacks) + times.in_torch(idle_s)
     backward_s = times.shares_of_backward() * phases_s.get("backward", 0.0)
     costs = {
         "seconds": seconds,
         "host_s": idle_s,
         "own_s": own_s,
-        "cpu_s": own_s * cpu_shares,
+        "cpu_s": own_s * times.cpu_shares(),
         "backward_s": backward_s,
     }
     special_s = np.minimum(computes_s, times.sums(*trace.special.T) / num_steps)
     special_s += backward_s * special_s / np.maximum(computes_s, 1e-9)
     lines = costliest(stacks, costs, times.operations(), times.steps())
 
-    if facts.pauses:
-        paused_s = times.lasts_s * times.is_in(PAUSES) / facts.num_steps
-        own_s = paused_s * is_own
-        pauses = {"seconds": paused_s, "own_s": own_s, "cpu_s": own_s * cpu_shares}
-        lines += costliest(stacks, pauses)
-
-    not_buckets = union((call.call, call.end) for call in trace.collectives if not call.is_bucket)
-    others = intersection(communication, not_buckets)
     return RankPhases(
         phases_s=phases_s,
-        lines=tuple(lines),
+        lines=(*lines, *lines_of_pauses(facts, times)),
         communication_phases_s=times.by_phase(times.communicated(communication) / num_steps),
         collective_lines=tuple(
-            costliest(stacks, {"seconds": times.communicated(others) / num_steps})
+            costliest(stacks, {"seconds": times.communicated(other_communication) / num_steps})
         ),
         special_lines=tuple(costliest(stacks, {"seconds": special_s})),
         undifferentiated=tuple(without_gradient(stacks, seconds, computes_s, differentiated_s)),
@@ -143,6 +134,16 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
         collections=collections_of(stacks, phases_s.get(COLLECTION, 0.0), facts.num_steps),
         threads=tuple(threads_of(facts, float(times.lasts_s.sum()))),
     )
+
+
+def lines_of_pauses(facts: RankFacts, times: SampleTimes) -> list[LineCost]:
+    """Those of evaluations and saves, which are in no step."""
+    if not facts.pauses:
+        return []
+    paused_s = times.lasts_s * times.is_in(PAUSES) / facts.num_steps
+    own_s = paused_s * is_user_s_own(facts.stacks)
+    costs = {"seconds": paused_s, "own_s": own_s, "cpu_s": own_s * times.cpu_shares()}
+    return costliest(facts.stacks, costs)
 
 
 class SampleTimes:

@@ -131,6 +131,16 @@ class RankTrace:
     """Of the steps."""
 
 
+def spans(ranges: Sequence[TraceStep | Event]) -> Intervals:
+    """The instants of any of these."""
+    return union((item.start, item.end) for item in ranges)
+
+
+def open_times(calls: Sequence[CollectiveCall]) -> Intervals:
+    """When any of these collectives was open."""
+    return union((call.call, call.end) for call in calls)
+
+
 def from_events(columns: EventColumns, pauses: Sequence[Pause] = ()) -> RankTrace:
     """What a breakdown needs of a trace. `pauses`: after its steps."""
     # A rank sends and receives on the thread that calls it.
@@ -295,7 +305,7 @@ def _operation_times(
     work: EventColumns, seconds: NDArray[np.float64], steps: Sequence[TraceStep]
 ) -> Iterator[OperationTime]:
     """The time of each operation in the steps."""
-    is_in_step = contains(union((step.start, step.end) for step in steps), work.start)
+    is_in_step = contains(spans(steps), work.start)
     places, names = work.numbered(lambda label: label.name)
     places = places[is_in_step]
     totals_s = np.bincount(places, seconds[is_in_step])
