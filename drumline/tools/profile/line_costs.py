@@ -19,8 +19,9 @@ REST = "rest"
 OUR_LIBRARIES = ("torch", "drumline")
 """What they do is not the user's Python."""
 MOST_LINES = 20
-DIFFERENTIATED_PHASES = ("forward", "to the device", REST)
-"""Where operations usually have a gradient."""
+FORWARD_PHASES = ("forward", "to the device", REST)
+"""Where operations usually have a gradient, and where the user's code may call what is no operation of
+torch: elsewhere torch's own code has its own phases."""
 DIFFERENTIATED = 0.2
 """Of what code computes: with less in operations that have a gradient, it has none. Some of those
 before and after it are in its first and last sample."""
@@ -29,6 +30,11 @@ before and after it are in its first and last sample."""
 def place_of(line: SampledLine) -> str:
     """`train.py:7`."""
     return f"{line.file}:{line.line}"
+
+
+def line_of(stacks: StackSamples, number: int) -> SampledLine:
+    """The line of a sample."""
+    return stacks.lines[stacks.samples[number].line]
 
 
 def is_user_s_own(stacks: StackSamples) -> NDArray[np.bool_]:
@@ -57,15 +63,15 @@ def costliest(
     for (_, _, _, caller), samples in functions.items():
         cost = _cost_of(stacks, costs, samples, caller)
         if operations is not None and steps is not None:
-            rows: dict[bool, list[int]] = {True: [], False: []}
-            for number in samples:
-                line = stacks.lines[stacks.samples[number].line]
-                if place_of(line) == cost.source:
-                    rows[not line.library].append(number)
+            of_line = [
+                number for number in samples if place_of(line_of(stacks, number)) == cost.source
+            ]
+            by_itself = [number for number in of_line if not line_of(stacks, number).library]
+            by_library = [number for number in of_line if line_of(stacks, number).library]
             cost = replace(
                 cost,
-                operations=usual_count(operations, steps, rows[True]),
-                library_operations=usual_count(operations, steps, rows[False]),
+                operations=usual_count(operations, steps, by_itself),
+                library_operations=usual_count(operations, steps, by_library),
             )
         lines.append(cost)
 
@@ -75,11 +81,10 @@ def costliest(
 def _caller_of(stacks: StackSamples, number: int) -> str:
     """The statement between the phases of a step that led to a sample: what it calls in a file is
     one cost. Empty: there is none, or it is in the function itself."""
-    sample = stacks.samples[number]
-    if not stacks.statements or stacks.phases[sample.phase] != REST:
+    if not stacks.statements or stacks.phases[stacks.samples[number].phase] != REST:
         return ""
     statement = stacks.lines[stacks.statements[number]]
-    is_itself = statement.function == stacks.lines[sample.line].function
+    is_itself = statement.function == line_of(stacks, number).function
     return "" if is_itself or not statement.file else place_of(statement)
 
 
@@ -90,8 +95,8 @@ def _cost_of(
     seconds = costs["seconds"]
     lines_s: dict[tuple[int, str], float] = defaultdict(float)
     for number in samples:
-        sample = stacks.samples[number]
-        lines_s[sample.phase, place_of(stacks.lines[sample.line])] += seconds[number]
+        phase = stacks.samples[number].phase
+        lines_s[phase, place_of(line_of(stacks, number))] += seconds[number]
 
     phase, place = max(lines_s, key=lines_s.__getitem__)
     line = next(line for line in stacks.lines if place_of(line) == place)
@@ -142,7 +147,7 @@ def without_gradient(
 
     statements: dict[int, list[int]] = defaultdict(list)
     for number, sample in enumerate(stacks.samples):
-        if stacks.phases[sample.phase] in DIFFERENTIATED_PHASES:
+        if stacks.phases[sample.phase] in FORWARD_PHASES:
             statements[stacks.statements[number]].append(number)
 
     costs = {"seconds": seconds}
@@ -154,7 +159,7 @@ def without_gradient(
                 yield _cost_of(stacks, costs, samples, place_of(line))
             continue
         for number in samples:
-            line = stacks.lines[stacks.samples[number].line]
+            line = line_of(stacks, number)
             if line.file:
                 functions[line.file, line.function].append(number)
 

@@ -9,11 +9,10 @@ kernel.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +35,7 @@ from drumline.tools.profile.intervals import (
     union,
 )
 from drumline.tools.profile.line_costs import (
+    FORWARD_PHASES,
     REST,
     Seconds,
     costliest,
@@ -55,8 +55,6 @@ ADDED = [field.name for field in fields(LineCost) if field.type == "float"]
 """What of the lines of several ranks is added up."""
 USUAL_CALL_S = 0.2e-3
 """For an operation that it calls torch needs less Python."""
-TOOL_PHASES = ("forward", "to the device", REST)
-"""Where the user's code may call what is no operation; elsewhere torch's own code has its own phases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +234,7 @@ class SampleTimes:
         lines = [self._stacks.lines[sample.line] for sample in self._stacks.samples]
         is_torch = np.array([line.library == "torch" for line in lines])
         longer_s = idle_s - USUAL_CALL_S * self.operations() / len(self._trace.steps)
-        seconds: Seconds = np.maximum(0.0, longer_s) * is_torch * self.is_in(TOOL_PHASES)
+        seconds: Seconds = np.maximum(0.0, longer_s) * is_torch * self.is_in(FORWARD_PHASES)
         return seconds
 
     def shares_of_backward(self) -> Seconds:
@@ -332,18 +330,17 @@ def threads_of(facts: RankFacts, lasts_s: float) -> Iterator[BusyThread]:
 
 def mean_over_ranks(ranks: Sequence[RankPhases]) -> RankPhases:
     """The threads are those of all ranks."""
-    means: dict[str, Callable[[list[Any]], Any]] = {
-        "Mapping[str, float]": mean_phases,
-        "tuple[LineCost, ...]": mean_lines,
-        "tuple[BusyThread, ...]": lambda threads: tuple(chain(*threads)),
-    }
-    values = {
-        field.name: means.get(str(field.type), _mean_cost)(
-            [getattr(rank, field.name) for rank in ranks]
-        )
-        for field in fields(RankPhases)
-    }
-    return RankPhases(**values)
+    return RankPhases(
+        phases_s=mean_phases([rank.phases_s for rank in ranks]),
+        lines=mean_lines([rank.lines for rank in ranks]),
+        communication_phases_s=mean_phases([rank.communication_phases_s for rank in ranks]),
+        collective_lines=mean_lines([rank.collective_lines for rank in ranks]),
+        special_lines=mean_lines([rank.special_lines for rank in ranks]),
+        undifferentiated=mean_lines([rank.undifferentiated for rank in ranks]),
+        worker_starts=_mean_cost([rank.worker_starts for rank in ranks]),
+        collections=_mean_cost([rank.collections for rank in ranks]),
+        threads=tuple(thread for rank in ranks for thread in rank.threads),
+    )
 
 
 def mean_known(numbers: Iterable[float | None]) -> float | None:

@@ -121,8 +121,9 @@ class CollectiveWaits:
 
     def read(self, line: str, rank: int | None) -> bool:
         """Whether a line is a time-out of the watchdog; other lines of it name the group."""
-        if " at work" in line:
-            self._read_status(line, rank)
+        status = STATUS.search(line) if " at work" in line else None
+        if status is not None:
+            self._group_of[rank, int(status["number"])] = status["group"]
 
         match = WATCHDOG.search(line) if "aught collective" in line else None
         if match is None:
@@ -138,30 +139,20 @@ class CollectiveWaits:
         self._waits.setdefault((rank, wait.number, wait.operation), wait)
         return True
 
-    def _read_status(self, line: str, rank: int | None) -> None:
-        """A line that names the group of the collective in which a rank is."""
-        status = STATUS.search(line)
-        if status is not None:
-            self._group_of[rank, int(status["number"])] = status["group"]
-
     @property
     def is_first(self) -> bool:
         """Whether one of the first collectives of a group timed out."""
         return any(wait.is_early for wait in self._waits.values())
 
-    @property
-    def ranks(self) -> set[int]:
-        """Those that timed out."""
-        return {wait.rank for wait in self._waits.values() if wait.rank is not None}
-
     def explanations(self, ranks: set[int], work: str) -> Iterator[WaitExplanation]:
         """One for each group. `ranks`: all that the logs show; `work`: the last long work."""
+        waiting = {wait.rank for wait in self._waits.values()}
         for waits in self._by_group().values():
             of_rank = {wait.rank: wait for wait in waits if wait.rank is not None}
             if _differ(of_rank):
                 yield _different_collectives(of_rank)
             else:
-                yield _late_ranks(waits, ranks - self.ranks, work)
+                yield _late_ranks(waits, ranks - waiting, work)
 
     def _by_group(self) -> dict[str, list[CollectiveWait]]:
         """The waits of each group; of an unknown group under an empty name."""

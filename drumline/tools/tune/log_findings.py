@@ -363,7 +363,9 @@ def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
         finding = Finding(level, "shared network", host, what, OTHER_SUBNET)
         yield RankedFinding(finding, precedence if is_unreached else "condition")
 
-    if is_unreached and len({_network_of(address) for _, address in addresses.values()}) > 1:
+    # Hosts of one cluster differ in the second half of their addresses.
+    networks = {tuple(address.split(".")[:2]) for _, address in addresses.values()}
+    if is_unreached and len(networks) > 1:
         names = [f"{host}: {' '.join(bootstrap)}" for host, bootstrap in addresses.items()]
         what = f"hosts chose interfaces in different networks: {join_names(names)}"
         finding = Finding("problem", "interface", "every host", what, OTHER_INTERFACE)
@@ -437,8 +439,3 @@ def _progress_findings(log: NcclLog) -> Iterator[RankedFinding]:
         fix = "export NCCL_DEBUG_FILE=nccl.%h.%p.log, and give all files"
         finding = Finding("note", "logs", "every host", what, fix)
         yield RankedFinding(finding, "unexplained", LAST)
-
-
-def _network_of(address: str) -> str:
-    """Its first half: hosts of one cluster differ in the other one."""
-    return ".".join(address.split(".")[:2])
