@@ -9,8 +9,7 @@ from typing import Any
 
 from drumline.base.rank_environment import LauncherLink
 from drumline.net.dial import Reason
-from drumline.watch.failure_kind import FailureKind
-from drumline.watch.heartbeat import Phase
+from drumline.watch.heartbeat import RankProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +38,11 @@ class WorkerState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankState:
+class RankState(RankProgress):
     """One rank. The first part is in every heartbeat of its node; the second is gathered when
     something is wrong."""
 
-    rank: int
     host: str
-    pid: int
-    step: int = 0
-    phase: Phase = Phase.START
-    micro: int = 0
-    num_marks: int = 0
-    collective: int = 0  # how many collectives its process group has begun
-    num_moves: int = 0  # how often its monitor thread saw progress without a mark: rank/watched/progress_monitor.py
     age_s: float = 0.0  # how long it has been in this phase
     # how long ago the last progress without a mark was seen; None: never
     moved_s: float | None = None
@@ -69,9 +60,6 @@ class RankState:
     asked_to_exit: bool = False  # whether it exited after drumline had asked it to
     killed_by: str = ""  # which part of drumline did: `launcher` or `watchdog`
     killed_because: str = ""  # why, if that is not only that the job is ended
-    failure: str = ""  # its own last error
-    failure_kind: FailureKind = FailureKind.OTHER
-    spent_s: tuple[float, ...] = ()  # by phase: see Heartbeat.spent_ns
 
     # evidence that the kernel killed it out of memory: `the limit of 512 MiB of its control group`
     memory: str = ""

@@ -231,23 +231,29 @@ class LoopHeartbeats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heartbeat:
-    """The content of a record."""
+class RankProgress:
+    """How far a rank is: the part of its heartbeat that the sidecars send each other."""
 
     rank: int
     pid: int
-    num_marks: int
-    step: int
-    phase: Phase
-    micro: int
-    since_ns: int  # when the phase began, by CLOCK_MONOTONIC
-    collective: int
-    num_moves: int  # how often progress was seen without a mark
-    moved_ns: int  # when it last was, by CLOCK_MONOTONIC; 0: never
-    # by phase: the total time spent in it, without the time since `since_ns`
-    spent_ns: tuple[int, ...]
-    failure: str
-    failure_kind: FailureKind
+    step: int = 0
+    phase: Phase = Phase.START
+    micro: int = 0
+    num_marks: int = 0
+    collective: int = 0  # how many collectives its process group has begun
+    num_moves: int = 0  # how often its monitor thread saw progress without a mark: rank/watched/progress_monitor.py
+    # by phase: the total time spent in it, without that in the present one
+    spent_s: tuple[float, ...] = ()
+    failure: str = ""  # its own last error
+    failure_kind: FailureKind = FailureKind.OTHER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat(RankProgress):
+    """The content of a record. Moments are by CLOCK_MONOTONIC."""
+
+    entered_at: float  # when the phase began
+    moved_at: float  # when progress was last seen without a mark; 0: never
     begun: tuple[float, ...] = ()
     """When the last `KEPT_STEPS` steps began, less the time in evaluations and saves before; a step
     is at its number modulo their count. Empty: not recorded."""
@@ -280,11 +286,11 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
             step=words[_STEP],
             phase=Phase(phase),
             micro=words[_MICRO],
-            since_ns=int((times[_START] + math.fsum(spent)) * 1e9),
+            entered_at=times[_START] + math.fsum(spent),
             collective=words[_COLLECTIVE],
             num_moves=words[_MOVES],
-            moved_ns=int(times[_MOVED] * 1e9),
-            spent_ns=tuple(int(seconds * 1e9) for seconds in spent),
+            moved_at=times[_MOVED],
+            spent_s=tuple(spent),
             failure=data[_NUM_WORDS * 8 :].partition(b"\0")[0].decode(errors="ignore"),
             failure_kind=_FAILURE_KINDS[words[_FAILURE_KIND]],
             begun=tuple(times[_BEGUN:]),

@@ -10,6 +10,7 @@ process that is still in there.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -40,22 +41,16 @@ def write_report(
     folder: Path,
     rank: int,
     number: int,
-    torch_report: Callable[[], dict[str, Any]] = dict,
+    torch_report: Callable[[], dict[str, Any]],
 ) -> None:
     """Answer the question of this number, in a file that appears whole or not at all.
     `torch_report`: the workers and collectives, where torch is loaded."""
     path = folder / f"rank-{rank:05d}.{REPORT_SUFFIX}"
     new = path.with_suffix(".new")
-    report: dict[str, Any] = {
-        "number": number,
-        "calls": main_thread_calls(),
-        "workers": [],
-        "collectives": [],
-    }
-    try:
+    report: dict[str, Any] = {"number": number, "calls": main_thread_calls()}
+    # That Python answers is worth reporting, whatever became of torch's private functions.
+    with contextlib.suppress(Exception):
         report.update(torch_report())
-    except Exception as error:  # that Python answers is worth reporting, whatever became of torch's private functions
-        report["error"] = f"{type(error).__name__}: {error}"
 
     new.write_text(json.dumps(report), encoding="utf-8")
     new.replace(path)

@@ -62,7 +62,7 @@ def test_the_number_moves_with_the_script_and_stands_with_it(tmp_path: Path) -> 
         assert beats[0].num_moves < beats[1].num_moves == beats[2].num_moves, (
             "a look that finds nothing new is no move"
         )
-        assert beats[1].moved_ns == beats[2].moved_ns > beats[0].moved_ns > 0
+        assert beats[1].moved_at == beats[2].moved_at > beats[0].moved_at > 0
     assert results[0][0] == results[1][0], "the same collective has the same number everywhere"
 
 

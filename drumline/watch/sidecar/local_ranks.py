@@ -13,11 +13,10 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from drumline.base.errors import log
 from drumline.base.processes import (
     EXITED,
     STOPPED,
@@ -29,11 +28,10 @@ from drumline.base.processes import (
     thread_times,
 )
 from drumline.base.untrusted import parse_json, read_json
-from drumline.net.frames import MAX_BYTES
 from drumline.runs.step_times import StepTimes, StepTimesHistogram
 from drumline.watch.cluster_state import NodeState, RankState, WorkerState
 from drumline.watch.diagnosis.evidence import has_left
-from drumline.watch.heartbeat import Heartbeat, Phase, read_heartbeat
+from drumline.watch.heartbeat import Heartbeat, Phase, RankProgress, read_heartbeat
 from drumline.watch.self_report import WORKER_SIGNAL
 from drumline.watch.sidecar.rank_process import (
     RankProcess,
@@ -58,7 +56,6 @@ ANSWERS_WITHIN_S = 0.5
 WORKER_STACK_S = 0.4
 # A rank that is killed at the end of the grace period may be seen a little before it, by rounding.
 KILL_SLACK_S = 0.2
-MAX_REPORT_BYTES = MAX_BYTES - 1024
 # A script's report is sent only if no more than this waits: heartbeats come first.
 MAX_UNSENT_BYTES = 1 << 16
 
@@ -159,16 +156,6 @@ def start_slowdown() -> float:
     return max(1.0, stat.age_s / max(time.process_time(), 1 / TICKS_PER_S))
 
 
-@dataclass(frozen=True)
-class RankAnswer:
-    """What a rank answered when it was asked for its report."""
-
-    answers: bool | None = False
-    """None: unknown."""
-    stack: tuple[str, ...] = ()
-    report: SelfReport = field(default_factory=SelfReport)
-
-
 class RankObserver:
     """One rank, from its first heartbeat to its exit."""
 
@@ -254,16 +241,17 @@ class RankObserver:
     async def _questioned(self, state: RankState, process: RankProcess) -> RankState:
         """The state with what the rank answers: its stack, workers and collectives."""
         end = time.monotonic() + INSPECT_WITHIN_S
-        # A stopped rank would answer when it is continued.
-        answer = RankAnswer() if state.state in STOPPED else await self._ask(state.pid)
+        answers: bool | None = False
+        stack: tuple[str, ...] = ()
+        report = SelfReport()
+        if state.state not in STOPPED:  # it would answer when it is continued
+            answers, stack, report = await self._ask(state.pid)
         workers = [
-            await self._inspect_worker(number, pid, process, end)
-            for number, pid in answer.report.workers
+            await self._inspect_worker(number, pid, process, end) for number, pid in report.workers
         ]
 
         process.skip_answer(time.monotonic())
         latest = self.observe(time.monotonic()) or state
-        answers = answer.answers
         was_continued = state.state in STOPPED and latest.state not in STOPPED
         if latest.state in EXITED or was_continued:  # that is why it did not answer
             state = latest
@@ -271,14 +259,15 @@ class RankObserver:
 
         return replace(
             state,
-            stack=answer.stack,
+            stack=stack,
             workers=tuple(workers),
             answers=answers,
-            collectives=answer.report.collectives,
+            collectives=report.collectives,
         )
 
-    async def _ask(self, pid: int) -> RankAnswer:
-        """Ask for a report through the pipe, and for a stack by a signal if that takes long."""
+    async def _ask(self, pid: int) -> tuple[bool | None, tuple[str, ...], SelfReport]:
+        """Ask for a report through the pipe, and for a stack by a signal if that takes long.
+        Whether it answers (None: unknown), the stack and the report."""
         asking = asyncio.create_task(ask_report(self._folder, self._rank))
         asked_s = time.monotonic()
         times_before = thread_times(pid)
@@ -292,7 +281,7 @@ class RankObserver:
         if not answers and main_thread_waited(pid, times_before, time.monotonic() - asked_s):
             answers = None  # it had too little CPU time to answer
 
-        return RankAnswer(answers, stack, report)
+        return answers, stack, report
 
     async def _inspect_worker(
         self,
@@ -327,24 +316,12 @@ class RankObserver:
 
     def _state(self, heartbeat: Heartbeat, now_s: float) -> RankState:
         """The part of the state that the heartbeat shows."""
-        moved_s = None
-        if heartbeat.num_moves:
-            moved_s = max(0.0, now_s - heartbeat.moved_ns / 1e9)
+        progress = {field.name: getattr(heartbeat, field.name) for field in fields(RankProgress)}
         return RankState(
-            rank=self._rank,
+            **progress,
             host=self._host,
-            pid=heartbeat.pid,
-            step=heartbeat.step,
-            phase=heartbeat.phase,
-            micro=heartbeat.micro,
-            num_marks=heartbeat.num_marks,
-            collective=heartbeat.collective,
-            num_moves=heartbeat.num_moves,
-            moved_s=moved_s,
-            age_s=max(0.0, now_s - heartbeat.since_ns / 1e9),
-            failure=heartbeat.failure,
-            failure_kind=heartbeat.failure_kind,
-            spent_s=tuple(spent / 1e9 for spent in heartbeat.spent_ns),
+            age_s=max(0.0, now_s - heartbeat.entered_at),
+            moved_s=max(0.0, now_s - heartbeat.moved_at) if heartbeat.num_moves else None,
         )
 
     def _with_exit(self, state: RankState, process: RankProcess) -> RankState:
@@ -387,48 +364,25 @@ class ScriptReports:
         self._files = {
             rank: Path(options.folder, f"rank-{rank:05d}.script") for rank in options.ranks
         }
-        self._peers = [peer.node for peer in options.peers]
         self._read_at: dict[int, int] = {}
         self._records: dict[int, Any] = {}
         self._sent: dict[tuple[int, int], int] = {}
         """By node and rank: the change that was sent."""
-        self._too_long: set[int] = set()
 
     def update(self, network: SidecarNetwork) -> Iterator[tuple[int, Any]]:
         """Ranks whose reports have changed, with the reports as JSON values."""
         for rank, file in self._files.items():
             # A script that has not started, or has exited, has none.
             with suppress(OSError, ValueError):
-                if self._read(rank, file):
+                changed = file.stat().st_mtime_ns
+                if changed != self._read_at.get(rank):
+                    self._records[rank] = parse_json(file.read_bytes())
+                    self._read_at[rank] = changed
                     yield rank, self._records[rank]
 
         for rank, record in self._records.items():
             message = {"kind": "script", "rank": rank, "report": record}
-            for node in self._peers:
+            for node in network.peers:
                 is_sent = self._sent.get((node, rank)) == self._read_at[rank]
                 if not is_sent and network.send(node, message, max_unsent=MAX_UNSENT_BYTES):
                     self._sent[node, rank] = self._read_at[rank]
-
-    def _read(self, rank: int, file: Path) -> bool:
-        """Whether the report has changed since it was read last."""
-        changed = file.stat().st_mtime_ns
-        if changed == self._read_at.get(rank):
-            return False
-
-        text = file.read_bytes()
-        self._records[rank] = parse_json(text)
-        self._read_at[rank] = changed
-        if len(text) > MAX_REPORT_BYTES:
-            self._sent.update({(node, rank): changed for node in self._peers})
-            self._warn(rank, len(text))
-
-        return True
-
-    def _warn(self, rank: int, num_bytes: int) -> None:
-        """Once for each rank."""
-        if rank not in self._too_long:
-            self._too_long.add(rank)
-            log.warning(
-                f"rank {rank} is not compared with the ranks of other nodes: {num_bytes} bytes about its script and "
-                f"its parameters are more than the {MAX_REPORT_BYTES} that sidecars send each other"
-            )

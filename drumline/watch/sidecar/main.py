@@ -68,7 +68,12 @@ class Sidecar:
         )
         self.leader = Leader(options, self.ranks, self.network, self.reporter, self._act)
         self.scripts = ScriptReports(options)
-        self.exit = ExitCondition(Path(options.folder), self.ranks, self.leader)
+        self.is_requested = False
+        """Whether SIGTERM was received: a launcher may send it to all processes, and the ranks must
+        exit first."""
+        # the rank that started this process has exited, or is out of its loop
+        self.has_lost_starter = False
+        self._done_since: float | None = None
         self._deciding: asyncio.Task[None] | None = None
         self._awake_s = 0.0
         self._heartbeat_at = 0.0
@@ -80,7 +85,7 @@ class Sidecar:
         self._errors: set[str] = set()
 
     async def run(self) -> None:
-        """Until the exit condition is met."""
+        """Until its work is over."""
         loop = asyncio.get_running_loop()
         self._follow_requests(loop)
         await self.network.start()
@@ -88,7 +93,7 @@ class Sidecar:
             self._start(serve_metrics(self.options, self.ranks, self.reporter.print))
 
         before = time.monotonic()
-        while not self.exit.is_met(time.monotonic()):
+        while not self.is_over(time.monotonic()):
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             self._awake_s += min(now - before, LATE_S)
@@ -97,15 +102,36 @@ class Sidecar:
 
         await self._leave()
 
+    def is_over(self, now: float) -> bool:
+        """Whether its ranks are done and that was reported, not all of them ever started, or its
+        folder was removed or taken by a later sidecar (of a second group in the same processes)."""
+        never_started = self.has_lost_starter and not self.ranks.have_started
+        has_acted = self.leader.has_acted
+        if read_json(int, Path(self.options.folder, SIDECAR)) != os.getpid():
+            return True
+        if self.is_requested and (has_acted or never_started):
+            return True
+
+        if not (self.ranks.are_done or never_started):
+            self._done_since = None
+            return False
+
+        self._done_since = self._done_since or now
+        # Ranks that exited without an error need no report; for others, the failure must be
+        # reported first.
+        is_reported = has_acted or (self.ranks.ended_well and self.leader.all_have_left())
+
+        return is_reported or now - self._done_since > LINGER_S
+
     def _follow_requests(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note when the rank that started this process closes stdin, and when SIGTERM comes."""
 
         def on_stdin_closed() -> None:
             loop.remove_reader(sys.stdin.fileno())
-            self.exit.has_lost_starter = True
+            self.has_lost_starter = True
 
         def request_exit(number: int, frame: object) -> None:
-            self.exit.is_requested = True
+            self.is_requested = True
 
         # Not by the loop: it closes its pipe for signals before it removes the handlers, and one
         # that comes in between is printed as an error.
@@ -161,9 +187,8 @@ class Sidecar:
                 self.leader.receive_script(rank, record)
 
     def _send_heartbeat(self, *, is_last: bool = False) -> None:
-        message = {"kind": "heartbeat", "state": asdict(self.ranks.state), "is_last": is_last}
-        for peer in self.options.peers:
-            self.network.send(peer.node, message)
+        state = asdict(self.ranks.state)
+        self.network.send_to_all({"kind": "heartbeat", "state": state, "is_last": is_last})
 
     def _write_furthest_step(self) -> None:
         """For the launcher: a job that makes progress is restarted again and again."""
@@ -238,9 +263,7 @@ class Sidecar:
 
     def _act(self, raised: RaisedAlarm) -> None:
         """As the leader: have all nodes act, this one last."""
-        message = {"kind": "act", **asdict(raised)}
-        for peer in self.options.peers:
-            self.network.send(peer.node, message)
+        self.network.send_to_all({"kind": "act", **asdict(raised)})
         self._act_here(raised, was_printed=not raised.diagnosis.is_ranks_error)
 
     def _act_here(self, raised: RaisedAlarm, *, was_printed: bool = False) -> None:
@@ -268,49 +291,6 @@ class Sidecar:
         await self.network.close()
         if self.options.owns_folder:
             shutil.rmtree(self.options.folder, ignore_errors=True)
-
-
-class ExitCondition:
-    """A sidecar exits when its ranks are done and that was reported, when not all of them ever
-    started, or when its folder was removed or another sidecar uses it (a second group in the same
-    processes starts a new one)."""
-
-    def __init__(self, folder: Path, ranks: LocalRanks, leader: Leader) -> None:
-        self._pid_file = folder / SIDECAR
-        self._ranks = ranks
-        self._leader = leader
-        self.is_requested = False
-        """Whether SIGTERM was received: a launcher may send it to all processes, and the ranks must
-        exit first."""
-        self.has_lost_starter = (
-            False  # the rank that started this process has exited, or is out of its loop
-        )
-        self._done_since: float | None = None
-
-    def is_met(self, now: float) -> bool:
-        never_started = self.has_lost_starter and not self._ranks.have_started
-        if not self._owns_folder():
-            return True
-        if self.is_requested and (self._leader.has_acted or never_started):
-            return True
-
-        if not (self._ranks.are_done or never_started):
-            self._done_since = None
-            return False
-
-        if self._done_since is None:
-            self._done_since = now
-        # Ranks that exited without an error need no report; for others, the failure must be
-        # reported first.
-        is_reported = self._leader.has_acted or (
-            self._ranks.ended_well and self._leader.all_have_left()
-        )
-
-        return is_reported or now - self._done_since > LINGER_S
-
-    def _owns_folder(self) -> bool:
-        """Whether the folder is there, and no later sidecar has taken it."""
-        return read_json(int, self._pid_file) == os.getpid()
 
 
 def main() -> None:

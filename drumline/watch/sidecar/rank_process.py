@@ -279,7 +279,6 @@ class SelfReport:
     # number and pid of each DataLoader worker that it waits for
     workers: tuple[tuple[int, int], ...] = ()
     collectives: tuple[Collective, ...] = ()
-    error: str = ""  # why the last two are missing
 
 
 def read_report(folder: Path, rank: int) -> SelfReport:

@@ -103,13 +103,19 @@ class SidecarNetwork:
         max_unsent: int = MAX_UNSENT_BYTES,
     ) -> bool:
         """Never blocks. False: the message is dropped, because there is no connection or its buffer
-        is full. `max_unsent`: bytes that may already wait on the connection."""
+        is full; one that is too long is dropped with a warning. `max_unsent`: bytes that may
+        already wait on the connection."""
         connection = self._connections.get(node)
         try:
             return connection is not None and connection.send(message, max_unsent=max_unsent)
         except FrameError as error:
             log.warning(f"a message to node {node} was not sent: {error.what}")
-            return False
+            return True
+
+    def send_to_all(self, message: dict[str, Any]) -> None:
+        """To every node that this one is connected with."""
+        for node in self.peers:
+            self.send(node, message)
 
     def heartbeat_ages(self) -> dict[int, float]:
         """By node, how many seconds ago its last message arrived; without nodes that never sent

@@ -33,12 +33,12 @@ def test_a_record_has_its_page_before_it_is_mapped(tmp_path: Path) -> None:
 def test_a_record_says_where_its_rank_is(tmp_path: Path) -> None:
     path = tmp_path / "rank-00003.heartbeat"
     assert read_heartbeat(path) is None
-    before = time.monotonic_ns()
+    before = time.monotonic()
     writer = HeartbeatWriter(path, rank=3)
     first = beat_of(path)
     assert (first.rank, first.pid, first.num_marks, first.step) == (3, os.getpid(), 0, 0)
     assert (first.phase, first.failure) == (Phase.START, "")
-    assert first.since_ns == pytest.approx(before, abs=2e9)
+    assert first.entered_at == pytest.approx(before, abs=2)
     writer.begin_step(812)
     writer.count_collectives(4410)
     for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD):
@@ -55,12 +55,12 @@ def test_a_record_says_where_its_rank_is(tmp_path: Path) -> None:
     )
     writer.begin_step(813)
     assert (beat_of(path).step, beat_of(path).micro) == (813, 0)
-    assert (now.num_moves, now.moved_ns, writer.num_marks) == (0, 0, 3)
+    assert (now.num_moves, now.moved_at, writer.num_marks) == (0, 0, 3)
     writer.move(4420)
     writer.move(None)
     moved = beat_of(path)
     assert (moved.num_moves, moved.collective, moved.num_marks) == (2, 4420, 3)
-    assert moved.moved_ns == pytest.approx(before, abs=2e9)
+    assert moved.moved_at == pytest.approx(before, abs=2)
 
 
 def test_marks_of_the_compiler_show_their_phase_and_are_not_counted(tmp_path: Path) -> None:
@@ -78,29 +78,29 @@ def test_marks_of_the_compiler_show_their_phase_and_are_not_counted(tmp_path: Pa
     )
     writer.mark(Phase.USER, 0)
     assert (beat_of(path).phase, beat_of(path).num_marks) == (Phase.USER, 1)
-    assert beat_of(path).spent_ns[Phase.COMPILE] >= 0.01e9
+    assert beat_of(path).spent_s[Phase.COMPILE] >= 0.01
 
 
 def test_time_is_counted_by_phase_and_tells_when_the_present_one_began(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
-    begun = time.monotonic_ns()
+    begun = time.monotonic()
     writer = HeartbeatWriter(path)
     for phase in (Phase.DATA, Phase.FORWARD) * 500:
         writer.mark(phase)
-    slept = time.monotonic_ns()
+    slept = time.monotonic()
     time.sleep(0.02)
-    marked = time.monotonic_ns()
+    marked = time.monotonic()
     writer.mark(Phase.SAVE)
-    ended = time.monotonic_ns()
+    ended = time.monotonic()
     beat = beat_of(path)
-    assert len(beat.spent_ns) == len(Phase)
+    assert len(beat.spent_s) == len(Phase)
     # By the clock, not by 0.02 s: on a busy machine this process may be paused in any phase, for
     # longer than that. A microsecond for what adding floats loses.
-    assert beat.spent_ns[Phase.FORWARD] >= marked - slept - 1000
-    assert 0 < beat.spent_ns[Phase.DATA] <= slept - begun + 1000
-    assert beat.spent_ns[Phase.SAVE] == beat.spent_ns[Phase.OPTIMIZER] == 0
-    assert marked - 1000 <= beat.since_ns <= ended + 1000
-    assert sum(beat.spent_ns) <= ended - begun + 1000
+    assert beat.spent_s[Phase.FORWARD] >= marked - slept - 1e-6
+    assert 0 < beat.spent_s[Phase.DATA] <= slept - begun + 1e-6
+    assert beat.spent_s[Phase.SAVE] == beat.spent_s[Phase.OPTIMIZER] == 0
+    assert marked - 1e-6 <= beat.entered_at <= ended + 1e-6
+    assert sum(beat.spent_s) <= ended - begun + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,6 @@ def test_what_is_no_record_is_none(tmp_path: Path) -> None:
         "not yet begun": bytes(SIZE),
         "a phase that nobody knows": with_word(heartbeat._NOW, struct.pack("Q", len(Phase))),
         "noise": struct.pack("Q", MAGIC) + b"\xff" * (SIZE - 8),
-        **{
-            f"{value} s in a phase": with_word(heartbeat._SPENT, struct.pack("d", value))
-            for value in (float("nan"), float("inf"), 1e308)
-        },
     }
     for what, data in foreign.items():
         path.write_bytes(data)
@@ -177,7 +173,7 @@ def test_a_reader_is_never_misled_by_a_rank_that_marks_without_a_pause(tmp_path:
             assert rank.stdout is not None
             rank.stdout.readline()
             beats = [beat_of(path) for _ in range(3000)]
-            now = time.monotonic_ns()
+            now = time.monotonic()
         finally:
             rank.kill()
     for before, after in pairwise(beats):
@@ -191,7 +187,7 @@ def test_a_reader_is_never_misled_by_a_rank_that_marks_without_a_pause(tmp_path:
         Phase.BACKWARD,
         Phase.OPTIMIZER,
     }
-    assert now - beats[-1].since_ns < 5e9
+    assert now - beats[-1].entered_at < 5
 
 
 def test_a_rank_that_is_not_watched_writes_to_memory_alone() -> None:

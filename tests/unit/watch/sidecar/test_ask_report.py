@@ -152,7 +152,7 @@ def test_a_rank_answers_without_torch_and_whatever_became_of_torchs_private_part
     path = tmp_path / "rank-00003.report.json"
     record = json.loads(path.read_text())
     assert record.pop("calls")[-1] == ["<string>", 1, "<module>"]
-    assert record == {"number": 7, "collectives": [], "workers": []}
+    assert record == {"number": 7}
 
     def broken() -> dict[str, Any]:
         raise TypeError("incompatible function arguments")
@@ -160,9 +160,4 @@ def test_a_rank_answers_without_torch_and_whatever_became_of_torchs_private_part
     write_report(tmp_path, 3, 8, broken)
     record = json.loads(path.read_text())
     assert record.pop("calls")
-    assert record == {
-        "number": 8,
-        "collectives": [],
-        "workers": [],
-        "error": "TypeError: incompatible function arguments",
-    }
+    assert record == {"number": 8}

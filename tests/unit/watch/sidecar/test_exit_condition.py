@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,7 +20,7 @@ from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 from drumline.watch.sidecar.leader import FIRST_CONNECTION_S, Leader
 from drumline.watch.sidecar.local_ranks import LocalRanks
-from drumline.watch.sidecar.main import LINGER_S, ExitCondition, Sidecar
+from drumline.watch.sidecar.main import LINGER_S, Sidecar
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
@@ -42,14 +41,16 @@ class Ranks:
         return self.others_left
 
 
-def condition(
+def sidecar_of(
     folder: Path, ranks: Ranks, *, is_requested: bool = False, has_lost_starter: bool = False
-) -> ExitCondition:
+) -> Sidecar:
     (folder / "sidecar.pid").write_text(str(os.getpid()))
-    exit_condition = ExitCondition(folder, cast(Any, ranks), cast(Any, ranks))
-    exit_condition.is_requested = is_requested
-    exit_condition.has_lost_starter = has_lost_starter
-    return exit_condition
+    sidecar = Sidecar(options_of(folder))
+    sidecar.ranks = cast(Any, ranks)
+    sidecar.leader = cast(Any, ranks)
+    sidecar.is_requested = is_requested
+    sidecar.has_lost_starter = has_lost_starter
+    return sidecar
 
 
 @pytest.mark.parametrize(
@@ -73,10 +74,10 @@ def condition(
 def test_a_sidecar_ends_when_nothing_is_left_to_say(
     tmp_path: Path, ranks: Ranks, signs: dict[str, bool], at_once: bool, later: bool
 ) -> None:
-    exit_condition = condition(tmp_path, ranks, **signs)
-    assert exit_condition.is_met(100.0) is at_once
-    assert exit_condition.is_met(100.0 + LINGER_S / 2) is at_once
-    assert exit_condition.is_met(100.1 + LINGER_S) is later
+    sidecar = sidecar_of(tmp_path, ranks, **signs)
+    assert sidecar.is_over(100.0) is at_once
+    assert sidecar.is_over(100.0 + LINGER_S / 2) is at_once
+    assert sidecar.is_over(100.1 + LINGER_S) is later
 
 
 @pytest.mark.parametrize(
@@ -85,23 +86,20 @@ def test_a_sidecar_ends_when_nothing_is_left_to_say(
 def test_ranks_that_the_user_interrupts_need_no_report(
     tmp_path: Path, kind: FailureKind, at_once: bool
 ) -> None:
-    options = options_of(tmp_path)
-    ranks = LocalRanks(options)
-    network = cast(Any, SimpleNamespace(heartbeat_ages=dict, open_s=lambda: 0.0, peers={}))
-    leader = Leader(options, ranks, network, cast(Any, None), lambda *_: None)
+    sidecar = Sidecar(options_of(tmp_path))
     rank = RankState(rank=0, host="node-a", pid=1, phase=Phase.FAILED, state="X", failure_kind=kind)
-    ranks.state = replace(ranks.state, ranks=(rank,))
+    sidecar.ranks.state = replace(sidecar.ranks.state, ranks=(rank,))
     (tmp_path / "sidecar.pid").write_text(str(os.getpid()))
-    assert ExitCondition(tmp_path, ranks, leader).is_met(0.0) is at_once
+    assert sidecar.is_over(1.0) is at_once
 
 
 def test_a_sidecar_whose_place_is_taken_or_gone_leaves_at_once(tmp_path: Path) -> None:
-    exit_condition = condition(tmp_path, Ranks())
-    assert not exit_condition.is_met(0.0)
+    sidecar = sidecar_of(tmp_path, Ranks())
+    assert not sidecar.is_over(0.0)
     (tmp_path / "sidecar.pid").write_text(str(os.getppid()))
-    assert exit_condition.is_met(0.2)
+    assert sidecar.is_over(0.2)
     (tmp_path / "sidecar.pid").unlink()
-    assert exit_condition.is_met(0.4)
+    assert sidecar.is_over(0.4)
 
 
 def options_of(folder: Path) -> SidecarOptions:
