@@ -125,9 +125,8 @@ def broadcast_tensors(
 
 def check_same(values: Mapping[str, Any], *, host: str, next_step: str) -> None:
     """Collective: raise on every rank if any of these (JSON) values differs between ranks."""
-    digest = blake3.blake3(json.dumps(values, sort_keys=True).encode()).digest(16)
-    digests = gather_tensors(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
-    if all(torch.equal(digest_of_rank, digests[0]) for digest_of_rank in digests):
+    digest = blake3.blake3(json.dumps(values, sort_keys=True).encode()).hexdigest(16)
+    if len(set(gather_json(digest))) == 1:
         return
     reports = gather_json({"host": host, "values": dict(values)})
     hosts = [report["host"] for report in reports]

@@ -12,6 +12,7 @@ import random
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,6 @@ _RNG_HEADER = struct.Struct("<8sI4I")  # a mark, the version, the length of each
 _RNG_MARK = b"drum-rng"
 # key, position, whether a normal draw is waiting, that draw
 _NUMPY = struct.Struct("<624IiId")
-_TORCH_BYTES = 5056  # of all versions so far
 _GPU_BYTES = 16  # seed and offset
 _TORCH = struct.Struct("<QiiQ")  # seed, left, seeded, next; then the table
 # key and position, whether a normal draw is waiting, that draw
@@ -127,33 +127,28 @@ def check_rng(state: Tensor) -> list[bytes]:
     """The four parts of a state; ValueError if it is corrupt: with a wrong position numpy and torch
     would read beyond their tables."""
     packed = _to_bytes(state.cpu()) if state.dtype is torch.uint8 else b""
-    if len(packed) != RNG_BYTES or not packed.startswith(_RNG_MARK):
-        raise ValueError(f"it is no random state ({state.nbytes} bytes)")
-    _, version, *lengths = _RNG_HEADER.unpack_from(packed)
-    if version != _RNG_VERSION:
-        raise ValueError(f"its version is {version}, expected {_RNG_VERSION}")
-    offset = _RNG_HEADER.size
-    parts = []
-    for length in lengths:
-        parts.append(packed[offset : offset + length])
-        offset += length
+    torch_bytes = torch.get_rng_state().numel()
+    for gpu_bytes in (0, _GPU_BYTES):
+        lengths = (torch_bytes, gpu_bytes, _NUMPY.size, _PYTHON.size)
+        if packed.startswith(_RNG_HEADER.pack(_RNG_MARK, _RNG_VERSION, *lengths)):
+            break
+    else:
+        raise ValueError(f"it is no random state of this version of torch ({len(packed)} bytes)")
 
-    on_gpu = _GPU_BYTES if lengths[1] else 0
-    expected = [torch.get_rng_state().numel(), on_gpu, _NUMPY.size, _PYTHON.size]
-    if lengths != expected or offset > RNG_BYTES:
-        raise ValueError(f"its parts have {lengths} bytes, expected {expected}")
-    is_valid = True
-    if lengths[0] == _TORCH_BYTES:
-        _, left, seeded, following = _TORCH.unpack_from(parts[0])
-        # `left` numbers of the table are unused, from `following` on; (1, 0) is a generator that
-        # was just seeded.
-        is_inside = 0 < left <= 624 and following == 625 - left
-        is_valid = bool(seeded) and ((left, following) == (1, 0) or is_inside)
+    if len(packed) != RNG_BYTES:
+        raise ValueError(f"it has {len(packed)} bytes, expected {RNG_BYTES}")
+    ends = accumulate(lengths, initial=_RNG_HEADER.size)
+    parts = [packed[start:end] for start, end in pairwise(ends)]
 
+    _, left, seeded, following = _TORCH.unpack_from(parts[0])
+    # `left` numbers of the table are unused, from `following` on; (1, 0) is a generator that was
+    # just seeded.
+    is_inside = 0 < left <= 624 and following == 625 - left
+    is_torch_valid = seeded and (is_inside or (left, following) == (1, 0))
     *_, numpy_position, has_gauss, _ = _NUMPY.unpack(parts[2])
     *_, python_position, _, _ = _PYTHON.unpack(parts[3])
     are_inside = 0 <= numpy_position <= 624 and 0 <= python_position <= 624
-    if not (is_valid and are_inside and has_gauss in (0, 1)):
+    if not (is_torch_valid and are_inside and has_gauss in (0, 1)):
         raise ValueError("a position is outside its table")
     return parts
 

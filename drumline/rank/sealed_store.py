@@ -11,9 +11,9 @@ import hashlib
 import hmac
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -208,31 +208,11 @@ def check_secret(store: SealedStore, who: str) -> None:
         )
 
 
-def decoded(kind: type[T], text: bytes) -> T | None:
-    """A dataclass from the JSON of `asdict`; None for anything else."""
-    if len(text) > MAX_BYTES:
+def decoded(kind: type[T], text: bytes | None) -> T | None:
+    """What another process wrote, as JSON (`from_json`); None for anything else."""
+    if text is None or len(text) > MAX_BYTES:
         return None
     try:
         return from_json(kind, parse_json(text))
     except ValueError:
         return None
-
-
-def document(text: bytes | str, **kinds: type | tuple[type, ...]) -> dict[str, Any] | None:
-    """A JSON object that has these fields, of these types; None for anything else."""
-    if len(text) > MAX_BYTES:
-        return None
-    try:
-        content = parse_json(text)
-    except ValueError:
-        return None
-    return content if has_fields(content, kinds) else None
-
-
-def has_fields(content: object, kinds: Mapping[str, type | tuple[type, ...]]) -> bool:
-    """Whether it is a JSON object with these fields, of these types."""
-    # bool is a subclass of int.
-    return isinstance(content, dict) and all(
-        isinstance(content.get(name), kind) and (kind is not int or type(content[name]) is int)
-        for name, kind in kinds.items()
-    )

@@ -289,11 +289,11 @@ def number(value: int) -> bytes:
         (altered(HEADER.size + 8, number(1) + number(0)), "a position is outside its table"),
         (
             altered(12, number(8)),
-            r"its parts have \[8, 0, 2512, 2509\] bytes, expected \[5056, 0, 2512, 2509\]",
+            "no random state",
         ),
-        (altered(16, struct.pack("<I", 2**31)), "its parts have"),
-        (altered(20, number(3)), "its parts have"),
-        (altered(24, number(3)), "its parts have"),
+        (altered(16, struct.pack("<I", 2**31)), "no random state"),
+        (altered(20, number(3)), "no random state"),
+        (altered(24, number(3)), "no random state"),
         (
             altered(NUMPY_AT + 624 * 4 + 16 + 624 * 4, number(2**30)),
             "a position is outside its table",
@@ -356,10 +356,9 @@ def test_resume_skips_a_checkpoint_with_a_forged_content(run: RunFolder) -> None
         save(run, step, progress, own)
     states = {
         "a position is outside its table": altered(POSITION_AT, number(700)),
-        "its version is 7, expected 1": altered(8, number(7)),
-        "it is no random state (24576 bytes)": torch.zeros(RNG_BYTES, dtype=torch.bfloat16),
-        "its parts have [5056, 3, 2512, 2509] bytes, expected [5056, 16, 2512, 2509]": altered(
-            16, number(3)
+        "it is no random state of this version of torch (12288 bytes)": altered(8, number(7)),
+        "it is no random state of this version of torch (0 bytes)": torch.zeros(
+            RNG_BYTES, dtype=torch.bfloat16
         ),
     }
     for step, state in enumerate(states.values(), start=100):

@@ -27,9 +27,9 @@ from drumline.launch.node.node_rendezvous import NodeRendezvous, Round
 from drumline.launch.node_plan import NodePlan
 from drumline.net.key_exchange import KeyPair
 from drumline.rank.failure import Failure, claim_failure
-from drumline.rank.rendezvous.rank_rendezvous import StartOptions, join_rendezvous
+from drumline.rank.rendezvous.rank_rendezvous import Opening, StartOptions, join_rendezvous
 from drumline.rank.rendezvous.reachability import NodeCard
-from drumline.rank.sealed_store import SealedStore, decoded, document
+from drumline.rank.sealed_store import SealedStore, decoded
 from drumline.rank.stop_vote import StopVote
 
 SECRET = "a secret of more than sixteen letters"
@@ -234,7 +234,7 @@ def test_whatever_json_is_a_heartbeat_or_none(value: object) -> None:
 
 @given(st.binary() | st.text().map(str.encode))
 def test_whatever_bytes_are_a_document_or_none(text: bytes) -> None:
-    assert document(text, rank=int) is None
+    assert decoded(Opening, text) is None
 
 
 @pytest.mark.parametrize("secret", [SECRET, None], ids=["with a secret", "without"])

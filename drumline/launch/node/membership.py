@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch.distributed as dist
 
@@ -26,7 +26,7 @@ from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
 from drumline.rank.rendezvous.reachability import NodeCard
-from drumline.rank.sealed_store import SealedStore, check_secret, decoded, document
+from drumline.rank.sealed_store import SealedStore, check_secret, decoded
 
 HEARTBEAT_S = 1.0
 # A node whose heartbeat has not changed for so many is not alive.
@@ -57,6 +57,22 @@ class NodeHeartbeat:
     def is_newer(self, earlier: NodeHeartbeat) -> bool:
         """False for an older heartbeat of the same launcher, which was replayed."""
         return self.count > earlier.count if self.launcher == earlier.launcher else self != earlier
+
+
+class PublishedJob(TypedDict):
+    """What the first node publishes of the job."""
+
+    job: str
+    num_nodes: int
+    nonce: str
+    form: NotRequired[int]
+
+
+class NodeFailure(TypedDict):
+    """Why a node has ended the job."""
+
+    sentence: str
+    code: int
 
 
 class Membership:
@@ -95,7 +111,7 @@ class Membership:
         belong to them."""
         node = self.node
         if node.node_rank == 0:
-            job = {
+            job: PublishedJob = {
                 "job": node.job,
                 "num_nodes": node.num_nodes,
                 "nonce": nonce(),
@@ -134,12 +150,12 @@ class Membership:
             self._published[key] = (self.store, text)
             self.store.set(key, text)
 
-    def _published_job(self) -> dict[str, Any]:
+    def _published_job(self) -> PublishedJob:
         """As the first node describes it."""
         published = None
         is_lost = False
         try:
-            published = document(self.store.get("job"), job=str, num_nodes=int, nonce=str)
+            published = decoded(PublishedJob, self.store.get("job"))
         except dist.DistError:
             is_lost = True
 
@@ -157,7 +173,7 @@ class Membership:
         error.lost_first_node = is_lost and not self.store.foreign
         raise error
 
-    def _seal_launch(self, job: Mapping[str, Any]) -> None:
+    def _seal_launch(self, job: PublishedJob) -> None:
         """Switch to a secret of this launch: users may give several launches the same one, and
         values recorded in an earlier launch must not be valid."""
         if self.secret is not None:
@@ -274,9 +290,9 @@ class Membership:
         sentence = f"{self.name(self.node.node_rank)} ended the job: {what}"
         self.store.set("failed", json.dumps({"sentence": sentence, "code": code}))
 
-    def failure(self) -> dict[str, Any] | None:
-        """The `sentence` and the exit `code` that the first failing node has published."""
-        return document(self.store.peek("failed") or b"", sentence=str, code=int)
+    def failure(self) -> NodeFailure | None:
+        """What the first failing node has published."""
+        return decoded(NodeFailure, self.store.peek("failed"))
 
     def host(self, rank: int) -> str | None:
         """The user's name for a node's host, otherwise its own host name; None: unknown."""

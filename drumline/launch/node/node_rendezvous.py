@@ -48,7 +48,7 @@ from drumline.rank.rendezvous.reachability import (
     open_probe_port,
     unreachable_nodes,
 )
-from drumline.rank.sealed_store import SealedStore, decoded, document
+from drumline.rank.sealed_store import SealedStore, decoded
 from drumline.rank.tcp_store import (
     break_dead_connections,
     local_address,
@@ -421,7 +421,7 @@ class NodeRendezvous(AgentRendezvous):
 
             is_closed = self.is_closed()
             # Read after that: the first node that raises what was decided closes the job.
-            decision = document(store.peek(DECISION) or b"")
+            decision = decoded(dict[str, Any], store.peek(DECISION))
             if decision is not None:
                 return decision
             if is_closed:
@@ -443,7 +443,7 @@ class NodeRendezvous(AgentRendezvous):
                 return False
             time.sleep(self._poll_s)
 
-        probed = [document(text) or {} for text in texts]
+        probed = [decoded(dict[str, Any], text) or {} for text in texts]
         check_data_ports(joined.cards, dict(zip(joined.cards, probed, strict=True)))
         return True
 

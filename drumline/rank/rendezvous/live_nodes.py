@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch.distributed as dist
 
@@ -32,7 +33,7 @@ from drumline.rank.rendezvous.node_group import (
     RunIsOver,
 )
 from drumline.rank.rendezvous.rank_rendezvous import Rendezvous
-from drumline.rank.sealed_store import SealedStore, document
+from drumline.rank.sealed_store import SealedStore, decoded
 from drumline.rank.tcp_store import break_dead_connections, close_connections
 from drumline.watch.fact_differences import (
     MAX_DIFFERENCES,
@@ -357,7 +358,7 @@ class LiveNodes:
     def _check_facts(self, store: SealedStore, group: NodeGroup) -> None:
         """Refuse to join nodes that run another code, or with other settings, before they pause for
         this one."""
-        published = document(store.peek(NodeStores.FACTS) or b"")
+        published = decoded(dict[str, Any], store.peek(NodeStores.FACTS))
         # a node that has just joined has none there
         their_facts = published or self.facts
         values = []

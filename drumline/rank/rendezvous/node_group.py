@@ -94,7 +94,7 @@ class NodeGroup:
 
     @classmethod
     def decode(cls, text: bytes | None) -> NodeGroup | None:
-        return decoded(cls, text or b"")
+        return decoded(cls, text)
 
 
 class NodeStores:

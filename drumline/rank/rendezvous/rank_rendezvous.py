@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import blake3
 
@@ -27,7 +27,7 @@ from drumline.net.dial import FIRST_NOTICE_S, WaitNotice
 from drumline.net.interfaces import outward_address
 from drumline.net.key_exchange import KeyPair, unwrap_secret, wrap_secret
 from drumline.rank.rendezvous.rank_store import Decision, announce, follow, outcome, value_of
-from drumline.rank.sealed_store import SealedStore, check_secret, document
+from drumline.rank.sealed_store import SealedStore, check_secret, decoded
 from drumline.watch.fact_differences import Facts, check_differences
 
 FIRST_POLL_S = 0.01
@@ -38,9 +38,27 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
 CURRENT = "rendezvous"
 JOINED = "decision/joined"
-CARD: dict[str, type] = {"name": str, "host": str, "machine": str, "local_rank": int, "digest": str}
-Card = Mapping[str, Any]
-"""What a rank publishes of itself."""
+
+
+class Opening(TypedDict):
+    """What rank 0 publishes of a rendezvous."""
+
+    namespace: str
+    host: str
+
+
+class Card(TypedDict):
+    """What a rank publishes of itself."""
+
+    name: str
+    host: str
+    machine: str
+    local_rank: int
+    digest: str
+    public: str | None
+    gpu: str | None
+    address: str | None
+    service: Decision
 
 
 @dataclass(frozen=True)
@@ -145,19 +163,19 @@ class _Joining:
         """Tells this process, in this start, from any other."""
         self.keys = KeyPair() if store.secret is None else None
         self.secret = store.secret or new_secret()
-        self.card: dict[str, Any] = {
+        service = options.service if topology.local_rank == 0 else None
+        self.card: Card = {
             "name": self.name,
             "host": topology.host,
             "machine": this_machine(),
             "local_rank": topology.local_rank,
             "digest": blake3.blake3(self.facts.encode()).hexdigest(16),
-            "public": self.keys and self.keys.public,
+            "public": None if self.keys is None else self.keys.public,
             "gpu": gpu,
             "address": outward_address(options.environment, topology.master_addr),
+            "service": outcome(service.prepare if service else dict, host=topology.host),
         }
 
-        if options.service is not None and topology.local_rank == 0:
-            self.card["service"] = outcome(options.service.prepare, host=topology.host)
         self.part = store
         self.namespace = ""
         """The part of the store that belongs to this rendezvous, once it is known."""
@@ -166,16 +184,17 @@ class _Joining:
 
     def lead(self) -> Decision:
         """On rank 0: open the rendezvous, wait for all, and decide."""
-        opened = json.dumps({"namespace": self.name, "host": self.topology.host})
+        opening: Opening = {"namespace": self.name, "host": self.topology.host}
+        opened = json.dumps(opening)
         self.store.set(CURRENT, opened)
         self._enter(self.name)
         everyone = [f"card/{rank}" for rank in range(self.topology.world_size)]
 
         while not self.part.check(everyone) and time.monotonic() <= self.deadline:
             current = self.store.compare_set(CURRENT, "", opened)
-            opened_by = document(current, host=str)
-            if current != opened.encode() and opened_by is not None:
-                raise _duplicate(self.topology, opened_by["host"])
+            newest = decoded(Opening, current)
+            if newest is not None and newest != opening:
+                raise _duplicate(self.topology, newest["host"])
             self.check(self.store)
             self._wait()
 
@@ -209,11 +228,11 @@ class _Joining:
 
     def _announced(self) -> Decision | None:
         """What rank 0 has announced in the current rendezvous, which this rank enters."""
-        current = document(self.store.peek(CURRENT) or b"", namespace=str)
+        current = decoded(Opening, self.store.peek(CURRENT))
         if current is None:
             return None
         self._enter(current["namespace"])
-        return document(self.part.peek(JOINED) or b"")
+        return decoded(Decision, self.part.peek(JOINED))
 
     def sealed_part(self, decision: Decision) -> SealedStore:
         """The part of the store, in which from now on only ranks of this start are believed."""
@@ -242,7 +261,7 @@ class _Joining:
 
         if any(card["digest"] != cards[0]["digest"] for card in cards.values()):
             texts = self.part.multi_get([f"facts/{rank}" for rank in ranks])
-            facts = [document(text) or {} for text in texts]
+            facts = [decoded(dict[str, Any], text) or {} for text in texts]
             check_differences(facts, [cards[rank]["host"] for rank in ranks])
 
         _refuse_shared_gpus(cards)
@@ -252,18 +271,15 @@ class _Joining:
             "world_size": len(ranks),
             "nodes": nodes,
             "hosts": [card["host"] for card in firsts],
-            "addresses": [card.get("address") for card in firsts],
-            "services": [value_of(card.get("service", {"value": {}})) for card in firsts],
+            "addresses": [card["address"] for card in firsts],
+            "services": [value_of(card["service"]) for card in firsts],
         }
 
-    def _cards(self) -> dict[int, dict[str, Any]]:
+    def _cards(self) -> dict[int, Card]:
         """What each rank that has joined published."""
-        cards = {}
-        for rank in range(self.topology.world_size):
-            card = document(self.part.peek(f"card/{rank}") or b"", **CARD)
-            if card is not None:
-                cards[rank] = card
-        return cards
+        ranks = range(self.topology.world_size)
+        cards = {rank: decoded(Card, self.part.peek(f"card/{rank}")) for rank in ranks}
+        return {rank: card for rank, card in cards.items() if card is not None}
 
     def _wait(self) -> None:
         """Sleep until the next look, and report the wait when a notice is due."""
@@ -289,7 +305,7 @@ def _refuse_shared_gpus(cards: Mapping[int, Card]) -> None:
     """Two ranks on one GPU would wait for each other in NCCL."""
     first_users: dict[str, int] = {}
     for rank, card in cards.items():
-        gpu = card.get("gpu")
+        gpu = card["gpu"]
         first_user = first_users.setdefault(str(gpu), rank)
         if gpu and first_user != rank:
             raise PreflightError(

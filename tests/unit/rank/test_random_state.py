@@ -85,8 +85,7 @@ def test_it_survives_a_gather() -> None:
 )
 def test_what_is_no_random_state(state: torch.Tensor) -> None:
     with pytest.raises(
-        CheckpointError,
-        match=rf"the saved random state is corrupt: it is no random state \({state.numel()} bytes\)",
+        CheckpointError, match="the saved random state is corrupt: it is no random state of"
     ):
         restore_rng(state, CPU)
 
@@ -94,5 +93,5 @@ def test_what_is_no_random_state(state: torch.Tensor) -> None:
 def test_a_later_version() -> None:
     state = capture_rng(CPU)
     state[8] = 9
-    with pytest.raises(CheckpointError, match="its version is 9, expected 1"):
+    with pytest.raises(CheckpointError, match="it is no random state of this version"):
         restore_rng(state, CPU)
