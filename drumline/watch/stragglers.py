@@ -68,22 +68,6 @@ _NEXT_STEPS = {
 }
 
 
-@dataclass(frozen=True)
-class Straggler:
-    """A rank or a host that became a straggler."""
-
-    host: str
-    rank: int | None  # None: all ranks of the host
-    phase: str
-    factor: float
-    what: str
-    next_step: str
-
-    @property
-    def sentence(self) -> str:
-        return f"straggler: {self.what}. Try: {self.next_step}"
-
-
 @dataclass(frozen=True, slots=True)
 class TimeAgainstPeers:
     """The time of a rank and of its peers: fractions of a slice, or seconds per step."""
@@ -101,28 +85,35 @@ SlowRanks = Mapping[int, Mapping[Phase, TimeAgainstPeers]]
 
 
 @dataclass(frozen=True)
-class SlowPhase:
-    """The phase in which a rank loses most against its peers, and the seconds per step in it."""
+class Straggler:
+    """A rank or a host that became a straggler."""
 
-    phase: Phase
-    seconds: TimeAgainstPeers
+    host: str
+    rank: int | None  # None: all ranks of the host
+    phase: Phase  # in which it loses most against its peers
+    seconds: TimeAgainstPeers  # per step
 
-    def straggler(self, host: str, rank: int | None) -> Straggler:
-        """The report about this rank, or about all ranks of the host (`rank` is None)."""
-        rank_s = self.seconds.rank
-        peers_s = self.seconds.peers
-        factor = rank_s / max(peers_s, 1e-9)
-        times = f"{factor:.1f}x" if factor < MAX_FACTOR else f"over {MAX_FACTOR}x"
-        who = f"all ranks on {host} take" if rank is None else f"rank {rank} on {host} takes"
-        phase = _PHASE_NAMES[self.phase]
+    @property
+    def factor(self) -> float:
+        return self.seconds.rank / max(self.seconds.peers, 1e-9)
 
-        what = (
-            f"{who} {times} as long as {'their' if rank is None else 'its'} peers in {phase} ({_ms(rank_s)} per "
-            f"step, peers {_ms(peers_s)}), which costs the run {self.seconds.excess:.2g} s per step"
+    @property
+    def what(self) -> str:
+        times = f"{self.factor:.1f}x" if self.factor < MAX_FACTOR else f"over {MAX_FACTOR}x"
+        rank_ms = _ms(self.seconds.rank)
+        peers_ms = _ms(self.seconds.peers)
+        who = f"rank {self.rank} on {self.host} takes {times} as long as its peers"
+        if self.rank is None:
+            who = f"all ranks on {self.host} take {times} as long as their peers"
+
+        return (
+            f"{who} in {_PHASE_NAMES[self.phase]} ({rank_ms} per step, peers {peers_ms}), "
+            f"which costs the run {self.seconds.excess:.2g} s per step"
         )
-        next_step = _NEXT_STEPS[self.phase].format(host=host)
 
-        return Straggler(host, rank, phase, factor, what, next_step)
+    @property
+    def sentence(self) -> str:
+        return f"straggler: {self.what}. Try: {_NEXT_STEPS[self.phase].format(host=self.host)}"
 
 
 class Stragglers:
@@ -186,7 +177,7 @@ class Stragglers:
 
     def _find(self, hosts: Mapping[int, str], now: float) -> list[Straggler]:
         """The ranks and hosts that are slow now and were not reported recently."""
-        slow: dict[int, SlowPhase] = {}
+        slow: dict[int, tuple[Phase, TimeAgainstPeers]] = {}
         for seconds, times in WINDOWS:
             if window := self._window(seconds):
                 slow = self._slow_throughout(window, times * self._factor) | slow
@@ -207,7 +198,7 @@ class Stragglers:
             is_host = 1 < len(siblings) < len(hosts) and all(
                 sibling in slow for sibling in siblings
             )
-            straggler = slow[rank].straggler(host, None if is_host else rank)
+            straggler = Straggler(host, None if is_host else rank, *slow[rank])
             self._reported[host, straggler.rank] = now
             stragglers.append(straggler)
 
@@ -227,9 +218,11 @@ class Stragglers:
 
         return []
 
-    def _slow_throughout(self, window: Sequence[TimeSlice], factor: float) -> dict[int, SlowPhase]:
+    def _slow_throughout(
+        self, window: Sequence[TimeSlice], factor: float
+    ) -> dict[int, tuple[Phase, TimeAgainstPeers]]:
         """The ranks that were slow in one phase in nearly every slice, and over all of them
-        together."""
+        together; each with the phase in which it loses most."""
         times = Counter(
             (rank, phase)
             for past in window
@@ -243,11 +236,9 @@ class Stragglers:
 
         slow_phases = {}
         for rank, phases in slow_ranks(_joined(window), factor=factor).items():
-            confirmed = [
-                SlowPhase(phase, phases[phase]) for phase in phases if (rank, phase) in often
-            ]
+            confirmed = [entry for entry in phases.items() if (rank, entry[0]) in often]
             if confirmed:
-                slow_phases[rank] = max(confirmed, key=lambda slow: slow.seconds.excess)
+                slow_phases[rank] = max(confirmed, key=lambda entry: entry[1].excess)
 
         return slow_phases
 

@@ -55,7 +55,8 @@ class Rank:
                     watch_folder.hold(Path(options.folder))  # as `WatchedRank` does
                 return joined, options, node.listener
         except PreflightError as error:
-            assert node.listener is None or node.listener.fileno() == -1, "it is closed"
+            is_open = node.listener is not None and Path(f"/proc/self/fd/{node.listener}").exists()
+            assert not is_open
             return str(error)
 
     def wait_for_all(self, name: str) -> None:
@@ -72,8 +73,8 @@ def facts(met: Joined | str) -> dict[str, Any]:
     _, options, listener = met
     port = None
     if listener is not None:
-        port = listener.getsockname()
-        listener.close()
+        with socket.socket(fileno=listener) as opened:
+            port = opened.getsockname()
     folder = Path(options.folder)
     return {
         **vars(options),

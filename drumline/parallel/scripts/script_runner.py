@@ -25,7 +25,7 @@ from drumline.base.text import show
 from drumline.parallel.scripts import torch_hooks
 from drumline.parallel.scripts.script_recorder import ScriptRecorder
 from drumline.rank.watched.progress_monitor import ProgressMonitor
-from drumline.rank.watched.watched_rank import watch_script
+from drumline.rank.watched.watched_rank import WatchedRank, watch_script
 from drumline.watch.failure_kind import failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 
@@ -44,8 +44,8 @@ def main(words: list[str]) -> None:
     _, steps, folder, until, how, *program = words
     ends_script = until == "only"
     profile = torch_hooks.ScriptProfile(
-        steps,
-        Path(folder),
+        steps=steps,
+        folder=Path(folder),
         ends_script=ends_script,
         script=program[0],
     )
@@ -56,8 +56,11 @@ def main(words: list[str]) -> None:
 
 
 def _run_watched(words: list[str]) -> None:
-    watched = _WatchedScript(words)
-    run_program(words, watched.fail)
+    rank = watch_script(own_variables())
+    if rank is None:
+        run_program(words)
+    else:
+        run_program(words, _WatchedScript(rank, words).fail)
 
 
 def run_program(
@@ -80,26 +83,25 @@ def run_program(
 class _WatchedScript:
     """Observes this process to its very end, but not what it forks."""
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, rank: WatchedRank, words: list[str]) -> None:
         variables = own_variables()
         topology = topology_from(variables)
-        self._rank = watch_script(variables)
-        self._heartbeat = HeartbeatWriter() if self._rank is None else self._rank.heartbeat
+        self._rank = rank
         self._recorder: ScriptRecorder | None = None
         activity: HeartbeatWriter | None = None
-        if self._rank is not None and topology is not None and topology.world_size > 1:
+        if topology is not None and topology.world_size > 1:
             self._recorder = ScriptRecorder(
-                self._rank.file("script"),
+                rank.file("script"),
                 topology,
                 node_rank=int(variables.get("GROUP_RANK", "0")),
                 arguments=words[1:] if words[0] != "-m" else words[2:],
             )
-            activity = HeartbeatWriter(self._rank.file("activity"), rank=topology.rank)
+            activity = HeartbeatWriter(rank.file("activity"), rank=topology.rank)
             torch_hooks.observe_torch(activity, self._recorder)
 
         self._monitor = ProgressMonitor(
-            self._heartbeat,
-            patience_s=None if self._rank is None else self._rank.patience_s,
+            rank.heartbeat,
+            patience_s=rank.patience_s,
             sign=lambda: None if activity is None else activity.num_marks,
             also=self._recorder.write if self._recorder else lambda: None,
         )
@@ -116,7 +118,7 @@ class _WatchedScript:
             self._error = error
             text = _unused_parameters(error) or str(error).partition("\n")[0]
             name = type(error).__name__
-            self._heartbeat.fail(f"{name}: {text}" if text else name, failure_kind(error))
+            self._rank.heartbeat.fail(f"{name}: {text}" if text else name, failure_kind(error))
 
     def _close(self) -> None:
         """The process ends: write what is new, and report that it left."""
@@ -125,9 +127,8 @@ class _WatchedScript:
             if self._recorder is not None:
                 self._recorder.write()
             if self._error is None:
-                self._heartbeat.mark(Phase.LEFT)
-            if self._rank is not None:
-                self._rank.close()
+                self._rank.heartbeat.mark(Phase.LEFT)
+            self._rank.close()
 
 
 def _unused_parameters(error: Exception) -> str | None:

@@ -10,10 +10,11 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import FunctionType, ModuleType, TracebackType
+from types import FunctionType, ModuleType
 from typing import Any, Self, cast
 from weakref import WeakSet
 
@@ -38,12 +39,12 @@ def call_after_torch(loaded: Callable[[], None], without: str) -> None:
         sys.meta_path.insert(0, after)
 
 
+@dataclass(eq=False)
 class _AfterTorch(MetaPathFinder):
     """Finds no module; calls back when torch has been loaded."""
 
-    def __init__(self, loaded: Callable[[], None], without: str) -> None:
-        self._loaded = loaded
-        self._without = without
+    loaded: Callable[[], None]
+    without: str
 
     def find_spec(
         self,
@@ -70,11 +71,11 @@ class _AfterTorch(MetaPathFinder):
     def call_back(self) -> None:
         """torch is there; a failure is printed."""
         try:
-            self._loaded()
+            self.loaded()
         except Exception as error:
             # A failure of the watchdog must not stop the script.
             print_message(
-                f"{self._without}: this version of torch cannot be observed: {type(error).__name__}: {error}"
+                f"{self.without}: this version of torch cannot be observed: {type(error).__name__}: {error}"
             )
 
 
@@ -185,6 +186,7 @@ def wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(owner, name, wrapped)
 
 
+@dataclass(eq=False)
 class ScriptProfile:
     """Counts the steps of a script, and profiles some of them.
 
@@ -193,11 +195,12 @@ class ScriptProfile:
     torch's modes, its hooks and Python's warnings are as they were. Only methods stay wrapped, and do
     what they did."""
 
-    def __init__(self, steps: str, folder: Path, *, ends_script: bool, script: str) -> None:
-        self._steps = steps
-        self._folder = folder
-        self._ends_script = ends_script
-        self._script = script
+    steps: str
+    folder: Path
+    ends_script: bool
+    script: str
+
+    def __post_init__(self) -> None:
         self._topology = topology_from(own_variables()) or Topology()
         self._num_steps = 0
         self._optimizers: WeakSet[Any] = WeakSet()
@@ -237,13 +240,13 @@ class ScriptProfile:
         from drumline.rank.profiled.trace_capture import TraceCapture
         from drumline.runs.profile_files import PROFILE_FOLDER, JobFacts
 
-        steps = profiled_steps(self._steps)
-        assert steps is not None, self._steps
+        steps = profiled_steps(self.steps)
+        assert steps is not None, self.steps
         self._capture = TraceCapture(
             steps,
-            self._folder / PROFILE_FOLDER,
+            self.folder / PROFILE_FOLDER,
             self._topology,
-            JobFacts(task=self._script),
+            JobFacts(task=self.script),
         )
 
         wrap_method(DistributedDataParallel, "__init__", self._build)
@@ -346,19 +349,14 @@ class ScriptProfile:
             except OSError as error:
                 self._report(error)
 
-        if self._ends_script:
+        if self.ends_script:
             self._has_ended_script = True
             sys.exit(0)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """After the script. One that was ended may not have come to where it leaves its group, and
         Python's exit would free a group whose threads still run: sometimes that aborts the
         process."""
@@ -379,8 +377,8 @@ class ScriptProfile:
 
     def _explain_nothing(self) -> None:
         """No step was profiled: what was looked for, and what to do."""
-        problem = f"nothing was profiled: {self._script} ended after {plural(self._num_steps, 'step')} of rank 0, "
-        first, _, stop = self._steps.partition(":")
+        problem = f"nothing was profiled: {self.script} ended after {plural(self._num_steps, 'step')} of rank 0, "
+        first, _, stop = self.steps.partition(":")
         if self._num_steps:
             print_message(
                 f"{problem}before step {first}",

@@ -89,7 +89,7 @@ class JobConnection:
     ) -> None:
         """From here on a sidecar watches this rank, where it can. `sign` changes as the rank makes
         progress."""
-        self._watched = watch_rank(node.options(self.rendezvous), node.listener, self.topology.rank)
+        self._watched = watch_rank(node.options(self.rendezvous), self.topology.rank)
         if self._watched is not None:
             self.heartbeat = self._watched.heartbeat
             self.heartbeat.mark(Phase.USER)

@@ -44,7 +44,7 @@ class NodeWatch:
         self._given = settings.folder
         self._folder: Path | None = None
         self._lock: int | None = None
-        self.listener: socket.socket | None = None
+        self.listener: int | None = None
         self._alone = SidecarOptions(
             folder="",
             owns_folder=settings.folder is None,
@@ -69,7 +69,7 @@ class NodeWatch:
         if self._lock is not None:
             os.close(self._lock)
         if kind is not None and self.listener is not None:
-            self.listener.close()
+            os.close(self.listener)
         if kind is not None and self._folder is not None and self._given is None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -86,8 +86,10 @@ class NodeWatch:
     def listen(self, rendezvous: Rendezvous) -> dict[str, Any]:
         """Open the port at which the sidecars of other nodes reach this one."""
         address = sidecar_address(rendezvous.node_of(self.rank), rendezvous.addresses)
-        self.listener = listen_for_sidecars(address)
-        return {"address": address, "port": self.listener.getsockname()[1]}
+        with listen_for_sidecars(address) as listener:
+            port = listener.getsockname()[1]
+            self.listener = listener.detach()
+        return {"address": address, "port": port}
 
     def options(self, rendezvous: Rendezvous | None) -> SidecarOptions:
         """For this node's sidecar, after the rendezvous; None: there is a single rank."""
@@ -107,6 +109,7 @@ class NodeWatch:
             ),
             node=node,
             ranks=tuple(rendezvous.nodes[node]),
+            listener=self.listener,
         )
 
 
@@ -115,12 +118,14 @@ def options_from_launcher(
     topology: Topology,
     *,
     node: int,
-) -> tuple[SidecarOptions, socket.socket | None]:
+) -> SidecarOptions:
     """For ranks that have no rendezvous of ours. The other nodes' names come with their first
     messages."""
     assert settings.folder is not None
     first = topology.rank - topology.local_rank
-    options = SidecarOptions(
+    listens = len(settings.nodes) > 1 and topology.local_rank == 0
+
+    return SidecarOptions(
         folder=str(settings.folder),
         owns_folder=False,
         node=node,
@@ -135,10 +140,8 @@ def options_from_launcher(
             for number, (address, port) in enumerate(settings.nodes)
             if number != node
         ),
+        listener=listen_for_sidecars(*settings.nodes[node]).detach() if listens else None,
     )
-
-    listens = len(settings.nodes) > 1 and topology.local_rank == 0
-    return options, listen_for_sidecars(*settings.nodes[node]) if listens else None
 
 
 def sidecar_address(node: int, addresses: Sequence[str | None]) -> str:

@@ -8,12 +8,11 @@ import contextlib
 import json
 import os
 import select
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +49,7 @@ class WatchedRank:
     """One thread sleeps until the sidecar asks or exits; training does not need it: heartbeats are
     stores to memory."""
 
-    def __init__(
-        self,
-        options: SidecarOptions,
-        listener: socket.socket | None,
-        *,
-        rank: int,
-    ) -> None:
+    def __init__(self, options: SidecarOptions, rank: int) -> None:
         """`options`: for the sidecar, which the first rank of a node starts."""
         self.folder = Path(options.folder)
         self.rank = rank
@@ -77,7 +70,7 @@ class WatchedRank:
         # For reading and writing: a pipe without a writer would be at its end, again and again.
         self._questions = os.open(self.file("ask"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_up, self._waker = os.pipe2(os.O_CLOEXEC)
-        self._sidecar = SidecarProcess(options, listener)
+        self._sidecar = SidecarProcess(options)
         if is_first:
             self._sidecar.start()
         self._owner = os.getpid()
@@ -161,21 +154,15 @@ def watch_script(environment: Mapping[str, str]) -> WatchedRank | None:
     topology = topology_from(environment)
     if settings.folder is None or topology is None:
         return None
-    options, listener = options_from_launcher(
-        settings, topology, node=int(environment.get("GROUP_RANK", "0"))
-    )
-    return watch_rank(options, listener, topology.rank)
+    node = int(environment.get("GROUP_RANK", "0"))
+    options = options_from_launcher(settings, topology, node=node)
+    return watch_rank(options, topology.rank)
 
 
-def watch_rank(
-    options: SidecarOptions,
-    listener: socket.socket | None,
-    rank: int,
-) -> WatchedRank | None:
+def watch_rank(options: SidecarOptions, rank: int) -> WatchedRank | None:
     """None: it cannot be watched, which is reported."""
-    options = replace(options, listener=None if listener is None else listener.fileno())
     try:
-        return WatchedRank(options, listener, rank=rank)
+        return WatchedRank(options, rank)
     except OSError as error:  # the watchdog is no reason not to train
         print_message(
             f"rank {rank} on {options.host} is not watched: {error}. Try: free some space there"
@@ -183,15 +170,14 @@ def watch_rank(
         return None
 
 
+@dataclass(eq=False)
 class SidecarProcess:
     """Starts the sidecar, and again when it has died. Nothing that happens to it may fail the rank:
     one that cannot be started is reported once, and training continues without."""
 
-    def __init__(self, options: SidecarOptions, listener: socket.socket | None) -> None:
-        self._options = options
-        self._listener = listener
-        self._process: subprocess.Popen[bytes] | None = None
-        self._num_starts = 0
+    options: SidecarOptions
+    _process: subprocess.Popen[bytes] | None = None
+    _num_starts: int = 0
 
     def fileno(self) -> int | None:
         """Becomes readable when the sidecar exits. None: there is none."""
@@ -205,7 +191,7 @@ class SidecarProcess:
                 [sys.executable, "-P", "-c", PROGRAM, str(Path(drumline.__path__[0]).parent)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pass_fds=[] if self._listener is None else [self._listener.fileno()],
+                pass_fds=[] if self.options.listener is None else [self.options.listener],
                 # Out of reach of Ctrl-C, and of a launcher that ends the rank's process group.
                 start_new_session=True,
             )
@@ -215,7 +201,7 @@ class SidecarProcess:
 
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(json.dumps(asdict(self._options)).encode() + b"\n")
+            self._process.stdin.write(json.dumps(asdict(self.options)).encode() + b"\n")
             self._process.stdin.flush()
 
     def reap(self) -> bool:
@@ -238,8 +224,8 @@ class SidecarProcess:
         if self._process is not None:
             self._close_pipes()
             threading.Thread(target=self._process.wait, name="drumline-reap", daemon=True).start()
-        if self._listener is not None:
-            self._listener.close()
+        if self.options.listener is not None:
+            os.close(self.options.listener)
 
     def _close_pipes(self) -> None:
         """The sidecar sees that this rank does not hold them any more."""
@@ -251,6 +237,6 @@ class SidecarProcess:
     def _warn(self, what: str) -> None:
         """Report once that this node has no sidecar."""
         print_message(
-            f"the watchdog's sidecar on {self._options.host} {what}; training continues, but hangs are not "
+            f"the watchdog's sidecar on {self.options.host} {what}; training continues, but hangs are not "
             f"diagnosed. Try: read what is above this line; or train without the watchdog: {WITHOUT_WATCH}"
         )

@@ -7,10 +7,9 @@ import asyncio
 import contextlib
 import json
 import os
-import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,10 +45,11 @@ class SidecarReporter:
         self._run = None if options.run is None else Path(options.run)
         self._writer = f"{options.host}-{os.getpid()}"
         """Names this process among the sidecars that write to the run folder."""
-        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._thread = ThreadPoolExecutor(1, "run-folder")
+        self._newest: Future[None] | None = None
+        """The write that was queued last."""
         self._num_events = 0
         self._reported_errors: set[int | None] = set()
-        threading.Thread(target=self._work, name="run-folder", daemon=True).start()
 
     def print(self, message: str) -> None:
         """Print on a new line, even if a display is on the terminal."""
@@ -130,33 +130,28 @@ class SidecarReporter:
 
     def write_status(self, record: Mapping[str, Any]) -> None:
         """The file for `drumline watch`; skipped while the previous one is still being written."""
-        if not self._jobs.unfinished_tasks:
+        if self._newest is None or self._newest.done():
             self._queue(lambda run: write_status_file(run, record, writer=self._writer))
 
     async def drain(self) -> None:
         """Wait until the queue is empty, for a few seconds."""
-        deadline = time.monotonic() + DRAIN_S
-        while self._jobs.unfinished_tasks and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        if self._newest is not None:
+            await asyncio.wait([asyncio.wrap_future(self._newest)], timeout=DRAIN_S)
 
     def _queue(self, write: Callable[[Path], None]) -> None:
         """Have the thread write to the run folder, if there is one."""
-        if (run := self._run) is not None:
-            self._jobs.put(lambda: write(run))
+        if self._run is not None:
+            self._newest = self._thread.submit(self._write, write, self._run)
 
-    def _work(self) -> None:
-        """The thread."""
-        while True:
-            job = self._jobs.get()
-            try:
-                job()
-            except OSError as error:
-                # Once per kind: a full disk would fail every second.
-                if error.errno not in self._reported_errors:
-                    self._reported_errors.add(error.errno)
-                    self.print(f"the watchdog could not write to the run folder: {error}")
-            finally:
-                self._jobs.task_done()
+    def _write(self, write: Callable[[Path], None], run: Path) -> None:
+        """On the thread."""
+        try:
+            write(run)
+        except OSError as error:
+            # Once per kind: a full disk would fail every second.
+            if error.errno not in self._reported_errors:
+                self._reported_errors.add(error.errno)
+                self.print(f"the watchdog could not write to the run folder: {error}")
 
     def _append_event(self, run: Path, event: Mapping[str, Any]) -> None:
         make_own_folder(run, follow_links=True)

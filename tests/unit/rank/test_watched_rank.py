@@ -23,7 +23,7 @@ def test_training_continues_without_a_sidecar_that_cannot_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
-    sidecar = SidecarProcess(options_of(tmp_path), None)
+    sidecar = SidecarProcess(options_of(tmp_path))
     sidecar.start()
     assert sidecar.fileno() is None
     sidecar.close()
@@ -36,7 +36,7 @@ def test_a_sidecar_that_cannot_live_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    sidecar = SidecarProcess(options_of(tmp_path), None)
+    sidecar = SidecarProcess(options_of(tmp_path))
     restarts = []
     for _ in range(MAX_STARTS):
         sidecar.start()
@@ -55,14 +55,14 @@ def test_it_runs_this_very_package_and_nothing_of_the_current_folder(
     (tmp_path / "queue.py").write_text("raise SystemExit('the wrong queue')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    sidecar = SidecarProcess(options_of(tmp_path / "gone"), None)
+    sidecar = SidecarProcess(options_of(tmp_path / "gone"))
     sidecar.start()
     assert not sidecar.reap()  # in order: the job was over before it was there
     assert capfd.readouterr().err == ""
 
 
 def test_a_sidecar_that_outlives_the_loop_is_reaped(tmp_path: Path) -> None:
-    sidecar = SidecarProcess(options_of(tmp_path / "gone"), None)
+    sidecar = SidecarProcess(options_of(tmp_path / "gone"))
     sidecar.start()
     process = sidecar._process
     sidecar.close()
@@ -76,6 +76,6 @@ def test_a_sidecar_that_outlives_the_loop_is_reaped(tmp_path: Path) -> None:
 def test_a_rank_that_cannot_be_watched_reports_it_and_trains(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert watch_rank(options_of(tmp_path / "gone"), None, 0) is None
+    assert watch_rank(options_of(tmp_path / "gone"), 0) is None
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("drumline: rank 0 on node-a is not watched: ")
