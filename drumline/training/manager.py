@@ -427,7 +427,7 @@ class DDPManager:
             made = evaluation(dataset, **settings)
             phase = Phase.EVALUATION
 
-        made.observer = LoopHeartbeats(self._connection.heartbeat, phase, collective_counter())
+        made.observer = LoopHeartbeats(self._connection.heartbeat, int(phase), collective_counter())
         return made
 
     def checkpoint(

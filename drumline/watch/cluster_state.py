@@ -142,6 +142,11 @@ class ClusterState:
     """What the launcher knows of the hosts, if it is one over ssh."""
 
     @property
+    def this_node(self) -> NodeState:
+        """The last report of the node of this sidecar."""
+        return next(node for node in self.nodes if node.node == self.me)
+
+    @property
     def ranks(self) -> list[RankState]:
         return sorted(
             (rank for node in self.nodes for rank in node.ranks), key=lambda rank: rank.rank

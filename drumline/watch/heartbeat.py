@@ -195,39 +195,34 @@ def _write_nothing(*numbers: int) -> None:
     """In place of `mark` and `begin_step` where the record must not change any more."""
 
 
+@dataclass
 class LoopHeartbeats:
     """Marks the heartbeats of a user's own loop, as its loader (data/loader.py) calls it."""
 
-    def __init__(
-        self,
-        heartbeat: HeartbeatWriter,
-        phase: Phase,
-        num_collectives: Callable[[], int],
-    ) -> None:
-        """`phase`: what the batches are for."""
-        self._heartbeat = heartbeat
-        self._phase = int(phase)
-        self._num_collectives = num_collectives
-        self._step: int | None = None
+    heartbeat: HeartbeatWriter
+    phase: int
+    """What the batches are for, as a plain number: see `DATA`."""
+    num_collectives: Callable[[], int]
+    _step: int | None = None
 
     def batch_requested(self, step: int | None) -> None:
         """`step`: the optimizer steps that are done; None: the batch is not for training."""
         if step != self._step and step is not None:
             self._step = step
-            self._heartbeat.count_collectives(self._num_collectives())
-            self._heartbeat.begin_step(step)
+            self.heartbeat.count_collectives(self.num_collectives())
+            self.heartbeat.begin_step(step)
 
-        self._heartbeat.mark(DATA)
+        self.heartbeat.mark(DATA)
 
     def batch_ready(self) -> None:
         """The loop gets a batch."""
         if self._step is not None:
-            self._heartbeat.next_micro()
-        self._heartbeat.mark(self._phase)
+            self.heartbeat.next_micro()
+        self.heartbeat.mark(self.phase)
 
     def epoch_ended(self) -> None:
         """The loop gets no more batches."""
-        self._heartbeat.mark(Phase.USER)
+        self.heartbeat.mark(Phase.USER)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,7 +88,7 @@ def status_record(
     return {
         "version": VERSION,
         "time": now,
-        "leader": next((node.host for node in cluster.nodes if node.node == cluster.me), ""),
+        "leader": cluster.this_node.host,
         "world_size": world_size,
         "hang_s": hang_s,
         "ranks": [

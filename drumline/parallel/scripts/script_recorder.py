@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from drumline.base.rank_environment import Topology, own_variables
 from drumline.base.untrusted import replace_text
@@ -188,15 +188,12 @@ def _length(sized: Any) -> int | None:
         return None
 
 
-@dataclass
-class _PendingHashes:
+class _PendingHashes(NamedTuple):
     """Hashes that a device may still be working on."""
 
     step: int
-    kinds: dict[str, str]
-    hashes: Any
     is_ready: Callable[[], bool]
-    settings: dict[str, Any]
+    finish: Callable[[], ModuleHashes]
 
 
 @dataclass
@@ -231,6 +228,13 @@ class _ObservedModule:
             return None
         self.compared = step
         return step
+
+    def keep(self, step: int, hashes: ModuleHashes, *, most_hashes: int) -> None:
+        """Add hashes to the report, without the oldest beyond the limit."""
+        self.hashes[step] = hashes
+        most_steps = min(MAX_STEPS, most_hashes // len(hashes.tensors))
+        while len(self.hashes) > max(1, most_steps):
+            del self.hashes[min(self.hashes)]
 
 
 class DdpModules:
@@ -292,7 +296,8 @@ class DdpModules:
         modules = list(self._modules.values())
         for observed in modules:
             while observed.pending and observed.pending[0].is_ready():
-                _keep(observed, observed.pending.popleft(), MAX_HASHES // len(modules))
+                step, _, finish = observed.pending.popleft()
+                observed.keep(step, finish(), most_hashes=MAX_HASHES // len(modules))
                 self.num_changes += 1
 
     def reports(self) -> dict[str, ModuleReport]:
@@ -336,9 +341,15 @@ class DdpModules:
             return
         hashes, is_ready = _copy_to_host(hash_tensors(list(tensors.values()), trained.device))
         kinds = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items()}
-        observed.pending.append(
-            _PendingHashes(step, kinds, hashes, is_ready, self._settings(trained))
-        )
+        settings = self._settings(trained)
+
+        def finish() -> ModuleHashes:
+            named = zip(kinds.items(), hashes.tolist(), strict=True)
+            return ModuleHashes(
+                tensors={name: (kind, number) for (name, kind), number in named}, settings=settings
+            )
+
+        observed.pending.append(_PendingHashes(step, is_ready, finish))
 
     def _settings(self, trained: Any) -> dict[str, Any]:
         """The numbers that the optimizer of this parameter has, by name."""
@@ -350,15 +361,6 @@ class DdpModules:
                         if isinstance(value, int | float) or key == "betas":
                             settings[f"{type(optimizer).__name__}'s {key}"] = value
         return settings
-
-
-def _keep(observed: _ObservedModule, done: _PendingHashes, most_hashes: int) -> None:
-    """Move hashes that are done to the report, without the oldest beyond the limit."""
-    kinds_and_hashes = zip(done.kinds.values(), done.hashes.tolist(), strict=True)
-    tensors = dict(zip(done.kinds, kinds_and_hashes, strict=True))
-    observed.hashes[done.step] = ModuleHashes(tensors=tensors, settings=done.settings)
-    while len(observed.hashes) > max(1, min(MAX_STEPS, most_hashes // len(tensors))):
-        del observed.hashes[min(observed.hashes)]
 
 
 def _copy_to_host(hashes: Any) -> tuple[Any, Callable[[], bool]]:

@@ -209,8 +209,6 @@ class ScriptProfile:
         """Those of them whose steps are those of the script."""
         self._outermost: int | None = None
         """The `id` of the optimizer whose step has begun: it may call another one's. None: it has ended."""
-        self._may_have_failed = False
-        """A backward pass has run since it began: torch calls no hook after a step that raises."""
         self._first_updated: set[int] = set()
         """The `id` of each parameter that the first one updates."""
         self._updated: set[int] = set()
@@ -224,7 +222,6 @@ class ScriptProfile:
         self._hooks: list[Any] = []
         self._has_finished = False
         """The profiled steps are done."""
-        self._has_ended_script = False
 
     def observe(self) -> None:
         """torch is loaded."""
@@ -271,7 +268,6 @@ class ScriptProfile:
         call(*args, **kwargs)
 
     def _run_backward(self, call: Any, *args: Any, **kwargs: Any) -> None:
-        self._may_have_failed = True
         is_inner = self._is_in_backward  # as of a mode of torch, which calls it again
         self._is_in_backward = True
         try:
@@ -284,9 +280,7 @@ class ScriptProfile:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch calls it before each step of any optimizer."""
-        if self._outermost in (None, id(optimizer)) or self._may_have_failed:
-            self._outermost = id(optimizer)
-            self._may_have_failed = False
+        self._outermost = self._outermost or id(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch calls it after each step of any optimizer, unless it raises."""
@@ -350,7 +344,6 @@ class ScriptProfile:
                 self._report(error)
 
         if self.ends_script:
-            self._has_ended_script = True
             sys.exit(0)
 
     def __enter__(self) -> Self:
@@ -366,7 +359,7 @@ class ScriptProfile:
         is_missing = has_succeeded and not is_recording and not self._has_finished
         if is_missing and self._topology.rank == 0:
             self._explain_nothing()
-        if not self._has_ended_script:
+        if not (self.ends_script and self._has_finished):
             return
         from drumline.rank.group import leave_group
 

@@ -274,7 +274,7 @@ class LiveNodes:
         assert own_store is not None
         if self.is_first:
             self._wait_for_local_ranks(own_store)
-            self.latest = NextGroup(before, self.stores, self._patience_s).agree()
+            self.latest = NextGroup(before, self.stores, own_store, self._patience_s).agree()
         else:
             own_store.set(f"local/{before.generation}/{self._launched.local_rank}", "1")
             # Not `wait`: when another client peeks at a value that is not there, torch's store ends

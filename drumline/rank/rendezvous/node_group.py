@@ -189,6 +189,8 @@ class NextGroup:
 
     before: NodeGroup
     stores: NodeStores
+    own_store: SealedStore
+    """That of this node."""
     patience_s: float
 
     def __post_init__(self) -> None:
@@ -197,7 +199,6 @@ class NextGroup:
 
     def agree(self) -> NodeGroup:
         """Collective over the first ranks of the nodes that are left."""
-        assert self.stores.own_store is not None
         for peer in self._peers():
             store = self.stores.connect(peer)
             if store is not None:
@@ -208,7 +209,7 @@ class NextGroup:
             pass
 
         # For other ranks here, and nodes whose decider is lost.
-        self.stores.own_store.set(self._key, decided.encode())
+        self.own_store.set(self._key, decided.encode())
         return decided
 
     def _peers(self) -> list[LiveNode]:
@@ -245,14 +246,13 @@ class NextGroup:
     def decide(self) -> NodeGroup | None:
         """As the lowest node that is left: wait for the others, or until it is known that they are
         lost. None: a lower one answers again."""
-        assert self.stores.own_store is not None
         arrived = [self.stores.card]
         silent = []
         waiting = self._peers()
         until = time.monotonic() + self.patience_s
         while waiting and time.monotonic() < until:
             for peer in list(waiting):
-                if self._has_arrived(peer, self.stores.own_store):
+                if self._has_arrived(peer):
                     arrived.append(peer)
                     waiting.remove(peer)
                     continue
@@ -278,15 +278,15 @@ class NextGroup:
             time.sleep(POLL_S)
 
         self._check_majority(arrived, silent)
-        return self._group_of(arrived, self.stores.own_store)
+        return self._group_of(arrived)
 
-    def _has_arrived(self, peer: LiveNode, own_store: SealedStore) -> bool:
-        process = own_store.peek(f"arrived/{self.before.generation}/{peer.number}")
+    def _has_arrived(self, peer: LiveNode) -> bool:
+        process = self.own_store.peek(f"arrived/{self.before.generation}/{peer.number}")
         return process == peer.process.encode()
 
-    def _group_of(self, arrived: list[LiveNode], own_store: SealedStore) -> NodeGroup:
+    def _group_of(self, arrived: list[LiveNode]) -> NodeGroup:
         """The nodes that arrived, and those that wait to join them, which are told so."""
-        lobby = self.stores.lobby(own_store)
+        lobby = self.stores.lobby(self.own_store)
         joining = [joiner for joiner in lobby if self.stores.connect(joiner) is not None]
         joining_numbers = {joiner.number for joiner in joining}
         staying = [member for member in arrived if member.number not in joining_numbers]
@@ -299,8 +299,8 @@ class NextGroup:
         )
 
         for joiner in joining:
-            own_store.set(f"joined/{joiner.process}", decided.encode())
-            own_store.delete_key(f"lobby/{joiner.number}")
+            self.own_store.set(f"joined/{joiner.process}", decided.encode())
+            self.own_store.delete_key(f"lobby/{joiner.number}")
 
         return decided
 

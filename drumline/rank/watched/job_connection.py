@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,43 +156,43 @@ class JobConnection:
         self._watched = self.rendezvous = None
 
 
+@dataclass
 class CompileMarks:
     """Torch calls it when a compilation begins and ends; steps that compile nothing do not."""
 
-    def __init__(self, heartbeat: HeartbeatWriter, handler: Any) -> None:
-        self._heartbeat = heartbeat
-        self._handler = handler
-        self._before = int(Phase.START)
-        self.began_at: dict[str, int] = {}
-        """The compilations in steps that were not reported yet, by torch's id: the step at which
-        each began. Not those in an evaluation: a model in evaluation mode is compiled again, as it
-        should be."""
-        self.reported: set[str] = set()
-        """The functions whose recompilation was reported."""
-        self.is_usual_until = 0
-        """The step up to which a recompilation is usual, and not reported."""
+    heartbeat: HeartbeatWriter
+    handler: Any
+    _before: int = Phase.START
+    began_at: dict[str, int] = field(default_factory=dict)
+    """The compilations in steps that were not reported yet, by torch's id: the step at which
+    each began. Not those in an evaluation: a model in evaluation mode is compiled again, as it
+    should be."""
+    reported: set[str] = field(default_factory=set)
+    """The functions whose recompilation was reported."""
+    is_usual_until: int = 0
+    """The step up to which a recompilation is usual, and not reported."""
 
     def attach(self) -> None:
         """Also after a reset of the compiler, which forgets it."""
-        if self._begin not in self._handler.start_callbacks:
-            self._handler.register_start_callback(self._begin)
-            self._handler.register_end_callback(self._end)
+        if self._begin not in self.handler.start_callbacks:
+            self.handler.register_start_callback(self._begin)
+            self.handler.register_end_callback(self._end)
 
     def detach(self) -> None:
         """From here on torch does not call it."""
-        if self._begin in self._handler.start_callbacks:
-            self._handler.remove_start_callback(self._begin)
-            self._handler.remove_end_callback(self._end)
+        if self._begin in self.handler.start_callbacks:
+            self.handler.remove_start_callback(self._begin)
+            self.handler.remove_end_callback(self._end)
 
     # These marks are not counted: a loop that has no others must still be recognized as one without
     # heartbeats.
 
     def _begin(self, started: Any) -> None:
         """A compilation begins."""
-        self._before = self._heartbeat.phase
+        self._before = self.heartbeat.phase
         if self._before not in OUTSIDE_STEPS:
-            self.began_at[started.compile_id] = self._heartbeat.step
-        self._heartbeat.mark(Phase.COMPILE, 0)
+            self.began_at[started.compile_id] = self.heartbeat.step
+        self.heartbeat.mark(Phase.COMPILE, 0)
 
     def _end(self, _: Any) -> None:
-        self._heartbeat.mark(self._before, 0)
+        self.heartbeat.mark(self._before, 0)

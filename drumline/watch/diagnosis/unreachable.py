@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from drumline.base.rank_environment import LauncherLink
 from drumline.base.text import duration, join_names, named_ranks
-from drumline.watch.cluster_state import Answer, ClusterState, LostNode, NodeState
+from drumline.watch.cluster_state import Answer, ClusterState, LostNode
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.evidence import Evidence, has_ended, has_exited, is_done
 from drumline.watch.failure_kind import FailureKind
@@ -32,12 +32,11 @@ def is_unreachable(node: LostNode) -> bool:
 def find_unreachable(evidence: Evidence) -> Diagnosis | None:
     """Nodes that are lost; or this node, if it is the one that is cut off."""
     cluster = evidence.cluster
-    me = _own_node(cluster)
     lost = [node for node in cluster.lost if is_unreachable(node) and not _was_done(cluster, node)]
     if not lost:
         return None
-    if me is not None and (me.link or _hears_nobody(cluster, lost)):
-        return _cut_off(evidence, me, lost)
+    if cluster.this_node.link or _hears_nobody(cluster, lost):
+        return _cut_off(evidence, lost)
 
     return _lost(evidence, lost)
 
@@ -71,10 +70,9 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
     """Whether another node that had ranks left to run sent no heartbeat in the last `since_s`
     seconds. Its answer to a new connection does not count: a host that shuts down refuses
     connections first."""
-    me = _own_node(cluster)
-    ages = {} if me is None else me.heartbeat_age_s
     if cluster.never_seen:
         return True
+    ages = cluster.this_node.heartbeat_age_s
     peers = (node for node in cluster.nodes if node.node != cluster.me)
 
     return any(
@@ -85,19 +83,15 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
     )
 
 
-def _own_node(cluster: ClusterState) -> NodeState | None:
-    """The last report of the node of this sidecar."""
-    return next((node for node in cluster.nodes if node.node == cluster.me), None)
-
-
 def _was_done(cluster: ClusterState, lost_node: LostNode) -> bool:
     """Whether its ranks were done in its last heartbeat: then its sidecar has exited too."""
     ranks = [rank for node in cluster.nodes if node.node == lost_node.node for rank in node.ranks]
     return bool(ranks) and all(map(is_done, ranks))
 
 
-def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnosis:
+def _cut_off(evidence: Evidence, lost: list[LostNode]) -> Diagnosis:
     """That this host is the one without a connection."""
+    me = evidence.cluster.this_node
     launcher = evidence.cluster.launcher
     why = f"{len(lost)} of {len(lost) + 1} nodes stopped sending heartbeats together"
     if me.link:
@@ -119,8 +113,7 @@ def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnos
 def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) -> Diagnosis:
     """That other hosts send no heartbeats."""
     cluster = evidence.cluster
-    this_node = _own_node(cluster)
-    me = "this host" if this_node is None else this_node.host
+    me = cluster.this_node.host
     first = max(lost, key=lambda node: node.no_heartbeat_s)
     host = first.host
     how = first.how or "it accepts connections, but its sidecar sends nothing"

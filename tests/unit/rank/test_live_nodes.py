@@ -368,8 +368,10 @@ def test_a_node_that_the_others_did_not_reach_does_not_continue_beside_them() ->
 def test_only_the_lowest_node_that_answers_decides() -> None:
     bed = Bed(2)
     second = bed.nodes[1]
+    own_store = second.stores.own_store
+    assert own_store is not None
     # the first one answers again
-    assert NextGroup(second.latest, second.stores, patience_s=30).decide() is None
+    assert NextGroup(second.latest, second.stores, own_store, patience_s=30).decide() is None
     topologies = together(bed.nodes[1].regroup, bed.nodes[0].regroup)
     assert [topology.world_size for topology in topologies] == [2, 2]
 

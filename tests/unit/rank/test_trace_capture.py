@@ -213,7 +213,7 @@ def test_an_optimizer_inside_another_one_is_no_second_one(tmp_path: Path) -> Non
 
 
 def test_steps_after_one_that_failed_are_counted(tmp_path: Path) -> None:
-    """As a script does that catches an OOM, and goes on with the next batch, or another optimizer."""
+    """As a script does that catches an OOM, and goes on with the next batch."""
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     failing = sgd(parameters)
     profile = ScriptProfile("9:10", tmp_path, ends_script=False, script="train.py")
@@ -228,11 +228,7 @@ def test_steps_after_one_that_failed_are_counted(tmp_path: Path) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         take_step(profile, failing, run_out_of_memory)
     take_step(profile, failing)
-    with pytest.raises(torch.OutOfMemoryError):
-        take_step(profile, failing, run_out_of_memory)
-    profile._run_backward(lambda: None)
-    take_step(profile, sgd(parameters))
-    assert profile._capture._number == 3
+    assert profile._capture._number == 2
 
 
 def test_a_step_that_runs_backward_passes_is_counted_once(tmp_path: Path) -> None:
