@@ -70,9 +70,7 @@ def observe(folder: Path) -> dict[tuple[type, str], tuple[object, object]]:
 
     torch_hooks.wrap_method = recorded
     rank = dist.get_rank()
-    recorder = ScriptRecorder(
-        folder / f"{rank}.script", Topology(rank=rank, world_size=2), node_rank=0
-    )
+    recorder = ScriptRecorder(folder / f"{rank}.script", Topology(rank=rank, world_size=2))
     torch_hooks.observe_torch(HeartbeatWriter(folder / f"{rank}.activity", rank=rank), recorder)
     return replaced
 

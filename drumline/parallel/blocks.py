@@ -74,33 +74,24 @@ class _Candidate:
     """Modules that may be the blocks: all of one class, or those of one list of plain
     `nn.Sequential`."""
 
-    def __init__(self) -> None:
-        self.modules: dict[str, nn.Module] = {}
-        self.sizes: dict[int, int] = {}
+    def __init__(self, modules: dict[str, nn.Module], listed: set[int]) -> None:
+        """`listed`: the `id` of each module that is in a list."""
+        self.modules = modules
+        self.sizes = {
+            id(value): value.numel() for module in modules.values() for value in module.parameters()
+        }
         """The elements of each parameter, by its id."""
-        self.is_listed = False
-        """Whether one of them is in a list."""
-        self.is_plain = False
-        self.is_layer = False
-        """Single layers, as torch.nn has them; a class of the user's may compute with its own
-        parameters."""
-
-    def add(self, name: str, module: nn.Module, *, is_listed: bool) -> None:
-        """Count a module as one of these."""
-        self.modules[name] = module
-        self.sizes |= {id(value): value.numel() for value in module.parameters()}
-        self.is_listed |= is_listed
-        self.is_plain = type(module) in PLAIN
-        is_of_torch = type(module).__module__.startswith("torch.")
-        self.is_layer = is_of_torch and next(module.children(), None) is None
-
-    @property
-    def repeats(self) -> bool:
-        return len(self.modules) > 1
-
-    @property
-    def size(self) -> int:
-        return sum(self.sizes.values())
+        self.size = sum(self.sizes.values())
+        first, *further = modules.values()
+        # Single layers, as torch.nn has them; a class of the user's may compute with its own
+        # parameters.
+        is_of_torch = type(first).__module__.startswith("torch.")
+        self.is_layer = is_of_torch and next(first.children(), None) is None
+        is_listed = any(id(module) in listed for module in modules.values())
+        self.preference = int(is_listed and type(first) not in PLAIN)
+        """3: they repeat in lists; 2: they repeat elsewhere; 1: there is one, in a list."""
+        if further:
+            self.preference = 3 if is_listed else 2
 
     def holds(self, candidate: _Candidate) -> bool:
         """Whether each of its modules is inside one of these."""
@@ -119,14 +110,13 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     layers only where there is nothing larger: to compute a layer's activations again saves
     nothing."""
     candidates = _candidates(model)
-    listed = [candidate for candidate in candidates if candidate.is_listed]
-    chosen = _choose(
-        [candidate for candidate in listed if candidate.repeats and not candidate.is_layer]
-        or [candidate for candidate in candidates if candidate.repeats and not candidate.is_layer]
-        or [candidate for candidate in listed if not candidate.is_plain and not candidate.is_layer]
-    )
+    larger = [candidate for candidate in candidates if not candidate.is_layer]
+    most = max((candidate.preference for candidate in larger), default=0)
+    chosen = _choose([candidate for candidate in larger if candidate.preference == most > 0])
 
-    layers = [candidate for candidate in listed if candidate.repeats and candidate.is_layer]
+    layers = [
+        candidate for candidate in candidates if candidate.is_layer and candidate.preference == 3
+    ]
     largest = max(layers, key=lambda candidate: candidate.size, default=None)
     if largest is not None and largest.size_outside(chosen) > sum(block.size for block in chosen):
         chosen = [largest]
@@ -144,18 +134,19 @@ def _candidates(model: nn.Module) -> list[_Candidate]:
         for member in parent.children()
     }
 
-    candidates: dict[Any, _Candidate] = defaultdict(_Candidate)
+    kinds: dict[Any, dict[str, nn.Module]] = defaultdict(dict)
     for name, module in model.named_modules():
-        is_plain = type(module) in PLAIN
-        is_listed = id(module) in listed
-        if is_plain and not (is_listed and type(module) is nn.Sequential):
+        kind: Any = type(module)
+        is_expert = EXPERT in name.lower() or EXPERT in kind.__name__.lower()
+        if module is model or is_expert or kind in CONTAINERS or not _size(module):
             continue
-        is_expert = EXPERT in name.lower() or EXPERT in type(module).__name__.lower()
-        if module is not model and _size(module) and not is_expert:
-            kind = name.rpartition(".")[0] if is_plain else type(module)
-            candidates[kind].add(name, module, is_listed=is_listed)
+        if kind is nn.Sequential:
+            if id(module) not in listed:
+                continue
+            kind = name.rpartition(".")[0]
+        kinds[kind][name] = module
 
-    return list(candidates.values())
+    return [_Candidate(modules, listed) for modules in kinds.values()]
 
 
 def _choose(candidates: list[_Candidate]) -> list[_Candidate]:

@@ -77,7 +77,7 @@ class PowerSGD:
         self._saved: dict[int, dict[str, Any]] = {}
         """What was loaded, until the first step takes it."""
         self._is_paused = False
-        model.register_comm_hook(self, reduce_by_factors)
+        model.register_comm_hook(self, PowerSGD.reduce)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -162,7 +162,3 @@ class PowerSGD:
         saved = {index: {name: bucket[name] for name in names} for index, bucket in state.items()}
         self._torch_state.iter = step
         self._saved = saved if step >= self._torch_state.start_powerSGD_iter else {}
-
-
-def reduce_by_factors(compression: PowerSGD, bucket: dist.GradBucket) -> Future[Tensor]:
-    return compression.reduce(bucket)

@@ -191,7 +191,7 @@ class ModuleReport:
 class ScriptReport:
     """The report of one rank."""
 
-    owner: Mapping[str, Any]  # its `host`, `rank`, `local_rank` and `node_rank`
+    host: str
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By group: `arguments`, `variables`, `packages` and `script`; empty until the process group
     exists."""

@@ -71,23 +71,23 @@ class ScriptComparison:
         """Arguments, variables, packages and code that differ; compared once."""
         if not all(report.facts for report in everyone) or not self._is_new("facts"):
             return
-        owners = [report.owner for report in everyone]
-
+        hosts = [report.host for report in everyone]
         reported = []
         for difference in differences([report.facts for report in everyone]):
             values = list(map(str, difference.values))
-            if difference.group == "arguments" and is_own_value(difference.name, values, owners):
+            if difference.group == "arguments" and is_own_value(difference.name, values, hosts):
                 continue
             name = LABELS[difference.group].format(difference.name)
             values = _without_hashes(difference.values)
             reported.append(replace(difference, name=name, values=values))
 
         if reported:
-            text, next_step = described(reported, _hosts(everyone))
+            text, next_step = described(reported, hosts)
             yield ScriptDifference(message=f"warning: {text}. Try: {next_step}")
 
     def _loaders(self, everyone: list[ScriptReport]) -> Iterator[ScriptDifference]:
         """DataLoaders with different numbers of samples or batches."""
+        hosts = [report.host for report in everyone]
         for place in everyone[0].loaders:
             loaders = [report.loaders[place] for report in everyone if place in report.loaders]
             if len(loaders) < len(everyone):
@@ -106,7 +106,7 @@ class ScriptComparison:
             if self._is_new(f"loader {place}"):
                 yield ScriptDifference(
                     message=f"warning: ranks differ in {what} of the DataLoader at {place}: "
-                    f"{by_rank(values, _hosts(everyone))}. Try: give every rank the same dataset, and let a "
+                    f"{by_rank(values, hosts)}. Try: give every rank the same dataset, and let a "
                     "DistributedSampler split it: ranks with more batches wait for the others, or samples are lost"
                 )
 
@@ -145,7 +145,7 @@ class ScriptComparison:
         """The message about one DDP module, with its optimizer's settings that differ."""
         ranks = sorted(modules)
         hashes = [modules[rank].hashes[step] for rank in ranks]
-        hosts = _hosts([reports[rank] for rank in ranks])
+        hosts = [reports[rank].host for rank in ranks]
         replicas = [
             {"host": host, "tensors": state.tensors}
             for host, state in zip(hosts, hashes, strict=True)
@@ -179,21 +179,15 @@ def _without_hashes(values: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _hosts(everyone: Sequence[ScriptReport]) -> list[str]:
-    return [str(report.owner["host"]) for report in everyone]
-
-
-def is_own_value(name: str, values: Sequence[str], owners: Sequence[Mapping[str, Any]]) -> bool:
+def is_own_value(name: str, values: Sequence[str], hosts: Sequence[str]) -> bool:
     """Whether an option's values, one for each rank, differ only in who the rank is: its host or
-    address. `owners`: the `host` of each."""
+    address. `hosts`: that of each."""
     if OWN_NAMES.search(name.lower()):
         return True
     places = []
-    for value, owner in zip(values, owners, strict=True):
-        hosts = "|".join(
-            re.escape(host) for host in (owner["host"], owner["host"].partition(".")[0]) if host
-        )
-        places.append(ADDRESS.sub("#", re.sub(rf"(?<![\w-])(?:{hosts})(?![\w-])", "#", value)))
+    for value, host in zip(values, hosts, strict=True):
+        names = "|".join(map(re.escape, (host, host.partition(".")[0])))
+        places.append(ADDRESS.sub("#", re.sub(rf"(?<![\w-])(?:{names})(?![\w-])", "#", value)))
 
     # The same file in another folder is no difference.
     return len({PurePath(place).name if "/" in place else place for place in places}) == 1

@@ -22,7 +22,7 @@ def work(folder: Path) -> list[list[str]]:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     file = folder / f"{rank}.script"
-    recorder = ScriptRecorder(file, Topology(rank=rank, world_size=2), node_rank=0)
+    recorder = ScriptRecorder(file, Topology(rank=rank, world_size=2))
 
     def written() -> dict[str, Any]:
         recorder.write()

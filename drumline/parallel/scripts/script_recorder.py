@@ -44,22 +44,9 @@ DIVERGING_HOOKS = ("localsgd", "zero")
 class ScriptRecorder:
     """The main thread records, another one writes."""
 
-    def __init__(
-        self,
-        file: Path,
-        topology: Topology,
-        *,
-        node_rank: int,
-        arguments: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, file: Path, topology: Topology, arguments: Sequence[str] = ()) -> None:
         self._file = file
-        self._owner = {
-            "host": topology.host,
-            "rank": topology.rank,
-            "local_rank": topology.local_rank,
-            "node_rank": node_rank,
-        }
-
+        self._host = topology.host
         self._arguments = arguments_by_name(arguments)
         self._facts: Facts = {}
         self._loaders: dict[str, LoaderReport] = {}
@@ -96,7 +83,7 @@ class ScriptRecorder:
             if num_changes == self._num_written:
                 return
             report = ScriptReport(
-                owner=self._owner,
+                host=self._host,
                 facts=self._facts,
                 loaders=dict(self._loaders),
                 modules=self.modules.reports(),

@@ -84,8 +84,7 @@ class _WatchedScript:
     """Observes this process to its very end, but not what it forks."""
 
     def __init__(self, rank: WatchedRank, words: list[str]) -> None:
-        variables = own_variables()
-        topology = topology_from(variables)
+        topology = topology_from(own_variables())
         self._rank = rank
         self._recorder: ScriptRecorder | None = None
         activity: HeartbeatWriter | None = None
@@ -93,7 +92,6 @@ class _WatchedScript:
             self._recorder = ScriptRecorder(
                 rank.file("script"),
                 topology,
-                node_rank=int(variables.get("GROUP_RANK", "0")),
                 arguments=words[1:] if words[0] != "-m" else words[2:],
             )
             activity = HeartbeatWriter(rank.file("activity"), rank=topology.rank)

@@ -142,27 +142,24 @@ def join_rendezvous(
     return Rendezvous(store=rank.sealed_part(decision), **value)
 
 
+@dataclass(eq=False)
 class _Joining:
     """What one rank does to join."""
 
-    def __init__(
-        self,
-        store: SealedStore,
-        topology: Topology,
-        options: StartOptions,
-        gpu: str | None,
-        check: Callable[[SealedStore], None],
-    ) -> None:
-        self.store = store
-        self.topology = topology
-        self.timeout_s = options.timeout_s
-        self.deadline = options.deadline
-        self.check = check
+    store: SealedStore
+    topology: Topology
+    options: StartOptions
+    gpu: str | None
+    check: Callable[[SealedStore], None]
+
+    def __post_init__(self) -> None:
+        options = self.options
+        topology = self.topology
         self.facts = json.dumps(options.facts, sort_keys=True)
         self.name = secrets.token_hex(4)
         """Tells this process, in this start, from any other."""
-        self.keys = KeyPair() if store.secret is None else None
-        self.secret = store.secret or new_secret()
+        self.keys = KeyPair() if self.store.secret is None else None
+        self.secret = self.store.secret or new_secret()
         service = options.service if topology.local_rank == 0 else None
         self.card: Card = {
             "name": self.name,
@@ -171,15 +168,15 @@ class _Joining:
             "local_rank": topology.local_rank,
             "digest": blake3.blake3(self.facts.encode()).hexdigest(16),
             "public": None if self.keys is None else self.keys.public,
-            "gpu": gpu,
+            "gpu": self.gpu,
             "address": outward_address(options.environment, topology.master_addr),
             "service": outcome(service.prepare if service else dict, host=topology.host),
         }
 
-        self.part = store
+        self.part = self.store
         self.namespace = ""
         """The part of the store that belongs to this rendezvous, once it is known."""
-        self.notice = WaitNotice(first_s=min(FIRST_NOTICE_S, self.timeout_s / 4))
+        self.notice = WaitNotice(first_s=min(FIRST_NOTICE_S, options.timeout_s / 4))
         self.pause_s = FIRST_POLL_S
 
     def lead(self) -> Decision:
@@ -190,7 +187,7 @@ class _Joining:
         self._enter(self.name)
         everyone = [f"card/{rank}" for rank in range(self.topology.world_size)]
 
-        while not self.part.check(everyone) and time.monotonic() <= self.deadline:
+        while not self.part.check(everyone) and time.monotonic() <= self.options.deadline:
             current = self.store.compare_set(CURRENT, "", opened)
             newest = decoded(Opening, current)
             if newest is not None and newest != opening:
@@ -220,10 +217,12 @@ class _Joining:
                     return decision
 
             check_secret(self.store, "rank 0")
-            if time.monotonic() > self.deadline + (DECISION_GRACE_S if self.namespace else 0):
+            if time.monotonic() > self.options.deadline + (
+                DECISION_GRACE_S if self.namespace else 0
+            ):
                 if listed_name:
                     raise _duplicate(self.topology, host)
-                raise too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
+                raise too_late(self.topology, self._hosts(), timeout_s=self.options.timeout_s)
             self._wait()
 
     def _announced(self) -> Decision | None:
@@ -257,7 +256,7 @@ class _Joining:
         ranks = range(self.topology.world_size)
         if len(cards) < len(ranks):
             hosts = {rank: card["host"] for rank, card in cards.items()}
-            raise too_late(self.topology, hosts, timeout_s=self.timeout_s)
+            raise too_late(self.topology, hosts, timeout_s=self.options.timeout_s)
 
         if any(card["digest"] != cards[0]["digest"] for card in cards.values()):
             texts = self.part.multi_get([f"facts/{rank}" for rank in ranks])
@@ -289,7 +288,9 @@ class _Joining:
             # Once on each host, and after that from one rank alone.
             is_first_notice = self.topology.local_rank == 0 and self.notice.count == 1
             if text and (is_first_notice or self.topology.rank == min(hosts, default=1)):
-                print_message(f"{text} ({self.notice.waited_s:.0f} s of {self.timeout_s:g} s)")
+                print_message(
+                    f"{text} ({self.notice.waited_s:.0f} s of {self.options.timeout_s:g} s)"
+                )
 
         time.sleep(self.pause_s)
         self.pause_s = min(LAST_POLL_S, self.pause_s * 1.3)

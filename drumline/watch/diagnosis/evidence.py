@@ -103,7 +103,7 @@ class Evidence:
 
     def diagnosis(
         self,
-        subject: RankState | str,
+        rank: RankState,
         cause: Cause,
         what: str,
         next_step: str,
@@ -111,28 +111,18 @@ class Evidence:
         is_certain: bool = False,
         since_s: float | None = None,
     ) -> Diagnosis:
-        """`subject`: a rank, or a host. `since_s` defaults to the rank's last progress."""
-        if isinstance(subject, str):
-            host = subject
-            number = None
-            began_s = 0.0
-            step = max((rank.step for rank in self.ranks), default=0)
-        else:
-            host = subject.host
-            number = subject.rank
-            began_s = subject.still_s
-            step = subject.step
-
+        """About one rank. `since_s` defaults to its last progress."""
         return Diagnosis(
             cause=cause,
-            host=host,
-            rank=number,
-            step=step if self.has_steps else None,
+            host=rank.host,
+            rank=rank.rank,
+            step=rank.step if self.has_steps else None,
             what=what,
             next_step=next_step,
             is_certain=is_certain,
-            since_s=began_s if since_s is None else since_s,
-            num_blocked=len(self.blocked.keys() - {number}),
+            since_s=rank.still_s if since_s is None else since_s,
+            num_blocked=len(self.blocked.keys() - {rank.rank}),
+            is_ranks_error=cause is Cause.EXCEPTION and bool(rank.failure),
         )
 
     def since(self, rank: RankState) -> str:

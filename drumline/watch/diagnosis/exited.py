@@ -123,7 +123,8 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     next_step = "check the ends of all ranks' logs for what came first, and the network with drumline doctor"
     is_late = ago_s >= _WAIT_S or all(map(has_exited, ranks))
     is_certain = is_late and not _may_follow_a_lost_host(evidence, ago_s)
-    diagnosis = evidence.diagnosis(
+
+    return evidence.diagnosis(
         first,
         cause,
         what,
@@ -131,8 +132,6 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
         is_certain=is_certain,
         since_s=ago_s,
     )
-
-    return replace(diagnosis, is_ranks_error=cause is Cause.EXCEPTION and bool(first.failure))
 
 
 def _may_follow_a_lost_host(evidence: Evidence, ago_s: float) -> bool:
@@ -194,17 +193,15 @@ def _diagnosis(evidence: Evidence, rank: RankState) -> Diagnosis:
     )
     if num_disconnected:
         what += f"; {plural(num_disconnected, 'rank')} lost the connection to it"
-    cause = explanation.cause
-    diagnosis = evidence.diagnosis(
+
+    return evidence.diagnosis(
         rank,
-        cause,
+        explanation.cause,
         what,
         explanation.next_step,
         is_certain=True,
         since_s=_ago_s(rank),
     )
-
-    return replace(diagnosis, is_ranks_error=cause is Cause.EXCEPTION and bool(rank.failure))
 
 
 def _explain(rank: RankState, place: str) -> Explanation:

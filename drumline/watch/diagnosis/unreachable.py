@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from drumline.base.rank_environment import LauncherLink
 from drumline.base.text import duration, join_names, named_ranks
 from drumline.watch.cluster_state import Answer, ClusterState, LostNode
@@ -155,19 +153,21 @@ def _diagnosis(
     is_certain: bool = True,
 ) -> Diagnosis:
     """Uncertain as long as no process is known to have ended: then the host may return."""
-    what += evidence.blocked_ranks()
-    diagnosis = evidence.diagnosis(
-        host,
-        Cause.UNREACHABLE,
-        what,
-        next_step,
-        is_certain=is_certain,
-        since_s=since_s,
-    )
-    if is_certain and _are_healthy(evidence):
-        return replace(diagnosis, is_certain=False, may_return=True)
+    may_return = is_certain and _are_healthy(evidence)
+    steps = [rank.step for rank in evidence.ranks]
 
-    return diagnosis
+    return Diagnosis(
+        cause=Cause.UNREACHABLE,
+        host=host,
+        rank=None,
+        step=max(steps, default=0) if evidence.has_steps else None,
+        what=what + evidence.blocked_ranks(),
+        next_step=next_step,
+        is_certain=is_certain and not may_return,
+        since_s=since_s,
+        may_return=may_return,
+        num_blocked=len(evidence.blocked),
+    )
 
 
 def _are_healthy(evidence: Evidence) -> bool:

@@ -11,7 +11,7 @@ import heapq
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
 
 from drumline.base.rank_environment import LOST_AFTER_S
@@ -123,45 +123,9 @@ def urgent_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
     return exit_symptoms(ranks) | stop_symptoms(ranks)
 
 
-def other_symptoms(
-    cluster: ClusterState,
-    last_states: Mapping[int, RankState],
-    *,
-    idle_s: float,
-    limit_s: float,
-    was_awake: bool,
-) -> frozenset[str]:
-    """`last_states`: the last state of every rank, including those of lost nodes. `was_awake`: whether
-    this sidecar had CPU time recently; otherwise missing heartbeats mean nothing."""
-    symptoms = stop_symptoms(last_states.values())
-    if idle_s < STILL_S:
-        return symptoms
-
-    done = [rank for rank in last_states.values() if is_done(rank)]
-    if len(done) < len(last_states):
-        symptoms |= {f"rank {rank.rank} left" for rank in done if _left_s(rank) >= _LEFT_S}
-    if was_awake:
-        is_long = idle_s >= limit_s
-        lost = (node for node in cluster.lost if _is_amiss(node, last_states, is_long))
-        symptoms |= {f"node {node.node} is lost" for node in lost}
-
-    return symptoms
-
-
 def _left_s(rank: RankState) -> float:
     """How long ago a rank that is done left the loop, or exited."""
     return max(rank.age_s, rank.state_s) if has_exited(rank) else rank.age_s
-
-
-def _is_amiss(node: LostNode, last_states: Mapping[int, RankState], is_long: bool) -> bool:
-    """Whether a lost node is a symptom: it was not done. `is_long`: the run is idle for unusually long."""
-    last = [last_states.get(rank) for rank in node.ranks]
-    if last and all(rank is not None and is_done(rank) for rank in last):
-        return False
-    # If something answers, perhaps only the sidecar has exited, and the run continues.
-    is_dead = bool(node.how) and node.answer is not Answer.REFUSED
-
-    return is_unreachable(node) and (is_dead or is_long)
 
 
 class IdleTime:
@@ -400,13 +364,7 @@ class Watchdog:
     def _has_new_symptom(self, now: float) -> bool:
         """Whether a symptom is new and old enough that its causes are known."""
         exited = exit_symptoms(self._seen.values())
-        symptoms = exited | other_symptoms(
-            self._cluster,
-            self._seen,
-            idle_s=self._idle.idle_s,
-            limit_s=self._idle.limit_s,
-            was_awake=now >= self._awake_from,
-        )
+        symptoms = exited | self._other_symptoms(now)
         if symptoms - self._symptoms:
             self._symptoms_since = now
         self._symptoms = symptoms
@@ -425,6 +383,33 @@ class Watchdog:
         self._examine_at_s = self._idle.idle_s + _AGAIN_S / 2
 
         return True
+
+    def _other_symptoms(self, now: float) -> frozenset[str]:
+        """Ranks that are stopped; without progress also those that left, and lost nodes."""
+        symptoms = stop_symptoms(self._seen.values())
+        if self._idle.idle_s < STILL_S:
+            return symptoms
+
+        done = [rank for rank in self._seen.values() if is_done(rank)]
+        if len(done) < len(self._seen):
+            symptoms |= {f"rank {rank.rank} left" for rank in done if _left_s(rank) >= _LEFT_S}
+        # If this sidecar had no CPU time recently, missing heartbeats mean nothing.
+        if now >= self._awake_from:
+            lost = filter(self._is_amiss, self._cluster.lost)
+            symptoms |= {f"node {node.node} is lost" for node in lost}
+
+        return symptoms
+
+    def _is_amiss(self, node: LostNode) -> bool:
+        """Whether a lost node is a symptom: it was not done."""
+        last = [self._seen.get(rank) for rank in node.ranks]
+        if last and all(rank is not None and is_done(rank) for rank in last):
+            return False
+        # If something answers, perhaps only the sidecar has exited, and the run continues.
+        is_dead = bool(node.how) and node.answer is not Answer.REFUSED
+        is_long = self._idle.idle_s >= self._idle.limit_s
+
+        return is_unreachable(node) and (is_dead or is_long)
 
     def _is_time(self) -> bool:
         """Whether to collect evidence now: after the first unusual wait, at each limit, and at

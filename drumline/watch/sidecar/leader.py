@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from drumline.base.rank_environment import WITHOUT_WATCH, read_launcher_link
@@ -41,23 +41,19 @@ INSPECT_S = 2.0
 FIRST_CONNECTION_S = 30.0
 
 
+@dataclass(eq=False)
 class Leader:
     """What one sidecar knows about all nodes, and its decisions."""
 
-    def __init__(
-        self,
-        options: SidecarOptions,
-        local_ranks: LocalRanks,
-        network: SidecarNetwork,
-        reporter: SidecarReporter,
-        act: Callable[[RaisedAlarm], None],
-    ) -> None:
-        """`act`: sends all nodes an alarm, and what to do about it."""
-        self.options = options
-        self.local_ranks = local_ranks
-        self.network = network
-        self.reporter = reporter
-        self._act = act
+    options: SidecarOptions
+    local_ranks: LocalRanks
+    network: SidecarNetwork
+    reporter: SidecarReporter
+    act: Callable[[RaisedAlarm], None]
+    """Sends all nodes an alarm, and what to do about it."""
+
+    def __post_init__(self) -> None:
+        options = self.options
         self._latest: dict[int, NodeState] = {}
         self._left: set[int] = set()
         self._inspected: dict[int, NodeState] = {}
@@ -246,7 +242,7 @@ class Leader:
         self.reporter.write_diagnosis(raised, inspected, time.time())
         if alarm != "stall":
             self.has_acted = action in ("restart", "stop") or alarm == "failure"
-            self._act(raised)
+            self.act(raised)
 
     def _action(self, alarm: Alarm, diagnosis: Diagnosis) -> str:
         """What is done about it: `restart`, `stop`, `report` or `none`."""

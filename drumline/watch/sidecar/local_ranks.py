@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,17 +156,19 @@ def start_slowdown() -> float:
     return max(1.0, stat.age_s / max(time.process_time(), 1 / TICKS_PER_S))
 
 
+@dataclass(eq=False)
 class RankObserver:
     """One rank, from its first heartbeat to its exit."""
 
-    def __init__(self, folder: Path, rank: int, host: str) -> None:
-        self._folder = folder
-        self._rank = rank
-        self._host = host
-        self._heartbeat: Heartbeat | None = None
-        self._moved_s = 0.0
-        self.step_times = StepTimesHistogram(rank)
-        self._process: RankProcess | None = None
+    folder: Path
+    rank: int
+    host: str
+    _heartbeat: Heartbeat | None = None
+    _process: RankProcess | None = None
+    _moved_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.step_times = StepTimesHistogram(self.rank)
 
     def fileno(self) -> int | None:
         """Becomes readable when the rank exits: its exit status is visible only until its parent
@@ -220,7 +222,7 @@ class RankObserver:
         rank."""
         state = self.observe(time.monotonic())
         if state is None or self._process is None:
-            return RankState(rank=self._rank, host=self._host, pid=0)
+            return RankState(rank=self.rank, host=self.host, pid=0)
         if state.state not in EXITED:
             state = await self._questioned(state, self._process)
         if state.state not in EXITED:
@@ -229,7 +231,7 @@ class RankObserver:
         return replace(
             state,
             memory=self._process.memory.evidence() if state.exit in (None, -9) else "",
-            collectives=state.collectives or read_report(self._folder, self._rank).collectives,
+            collectives=state.collectives or read_report(self.folder, self.rank).collectives,
             stack=state.stack or fatal_stack(self._file("stacks")),
         )
 
@@ -268,7 +270,7 @@ class RankObserver:
     async def _ask(self, pid: int) -> tuple[bool | None, tuple[str, ...], SelfReport]:
         """Ask for a report through the pipe, and for a stack by a signal if that takes long.
         Whether it answers (None: unknown), the stack and the report."""
-        asking = asyncio.create_task(ask_report(self._folder, self._rank))
+        asking = asyncio.create_task(ask_report(self.folder, self.rank))
         asked_s = time.monotonic()
         times_before = thread_times(pid)
         # A rank that answers reports its stack itself. The signal is only for a rank in which
@@ -312,14 +314,14 @@ class RankObserver:
         )
 
     def _file(self, kind: str) -> Path:
-        return self._folder / f"rank-{self._rank:05d}.{kind}"
+        return self.folder / f"rank-{self.rank:05d}.{kind}"
 
     def _state(self, heartbeat: Heartbeat, now_s: float) -> RankState:
         """The part of the state that the heartbeat shows."""
         progress = {field.name: getattr(heartbeat, field.name) for field in fields(RankProgress)}
         return RankState(
             **progress,
-            host=self._host,
+            host=self.host,
             age_s=max(0.0, now_s - heartbeat.entered_at),
             moved_s=max(0.0, now_s - heartbeat.moved_at) if heartbeat.num_moves else None,
         )
@@ -327,8 +329,8 @@ class RankObserver:
     def _with_exit(self, state: RankState, process: RankProcess) -> RankState:
         """How it exited: as the launcher recorded it, otherwise as it was observed. A launcher
         records the exits before it ends the other ranks, and none after that."""
-        code = read_json(int, self._folder / f"exit-{self._rank:05d}")
-        ending = read_ending(self._folder)
+        code = read_json(int, self.folder / f"exit-{self.rank:05d}")
+        ending = read_ending(self.folder)
         asked_to_exit = (
             code is None and ending is not None and process.state_since_s >= ending.began_s
         )

@@ -18,8 +18,7 @@ HOSTS = ("a", "a", "b", "b")
 
 
 def report(rank: int, **content: Any) -> ScriptReport:
-    owner = {"host": HOSTS[rank], "rank": rank, "local_rank": rank % 2, "node_rank": rank // 2}
-    return ScriptReport(owner=owner, **content)
+    return ScriptReport(host=HOSTS[rank], **content)
 
 
 def sentences(reports: list[ScriptReport], comparison: ScriptComparison | None = None) -> list[str]:
@@ -80,7 +79,7 @@ def test_words_have_names() -> None:
     ],
 )
 def test_who_a_rank_is_is_no_difference(name: str, values: str) -> None:
-    assert is_own_value(name, values.split(), [report(rank).owner for rank in range(4)])
+    assert is_own_value(name, values.split(), HOSTS)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,7 @@ def test_who_a_rank_is_is_no_difference(name: str, values: str) -> None:
     ],
 )
 def test_what_changes_the_training_is_a_difference(name: str, values: str) -> None:
-    assert not is_own_value(name, values.split(), [report(rank).owner for rank in range(4)])
+    assert not is_own_value(name, values.split(), HOSTS)
 
 
 def test_facts_are_one_warning() -> None:
