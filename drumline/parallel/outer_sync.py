@@ -11,7 +11,7 @@ training continues: then a rank keeps the steps that it has taken meanwhile.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -102,7 +102,7 @@ class SyncedPart:
 
         self.shared.sub_(gradient, alpha=self._plan.lr)
         if self.began_at == step:
-            self.use_shared()
+            self.use(self.shared)
         else:
             missed = self.by_name(self.shared - self.begun).values()
             pairs = zip(missed, self._tensors, strict=True)
@@ -112,16 +112,9 @@ class SyncedPart:
         self.began_at = None
         self.begun = self.shared.new_empty(0)
 
-    def use_shared(self) -> None:
-        """The own weights become the shared ones."""
-        self.put_back(self.by_name(self.shared).values())
-
-    def keep(self) -> list[Tensor]:
-        """A copy of the own weights."""
-        return [tensor.clone() for tensor in self._tensors]
-
-    def put_back(self, weights: Iterable[Tensor]) -> None:
-        copy_to_each(self._tensors, list(weights))
+    def use(self, weights: Tensor) -> None:
+        """The own weights become these, which are one vector."""
+        copy_to_each(self._tensors, list(self.by_name(weights).values()))
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a vector with the shapes of the parameters."""
@@ -211,10 +204,10 @@ class OuterSync:
             return
 
         with torch.no_grad():
-            own_weights = [part.keep() for part in self._parts]
+            own_weights = [part.own() for part in self._parts]
             buffers = self._buffers.keep()
             for part in self._parts:
-                part.use_shared()
+                part.use(part.shared)
             self._buffers.put_back(self._shared_buffers)
 
         try:
@@ -222,7 +215,7 @@ class OuterSync:
         finally:
             with torch.no_grad():
                 for part, weights in zip(self._parts, own_weights, strict=True):
-                    part.put_back(weights)
+                    part.use(weights)
                 self._buffers.put_back(buffers)
 
     def replica_tensors(self) -> dict[str, Tensor]:
@@ -281,7 +274,7 @@ class OuterSync:
                     weights = part.shared
                 elif missed_end:
                     weights = weights + (part.shared - begun.to(part.shared))
-                part.put_back(part.by_name(weights).values())
+                part.use(weights)
             part.finished_at = finished_at[number]
 
         if state is not None:
@@ -354,7 +347,8 @@ class OuterSync:
         self.is_shared = not state["weights"]
         if not self.is_shared:
             for part in self._parts:
-                part.put_back([state["weights"][name] for name in part.parameters])
+                for name, parameter in part.parameters.items():
+                    parameter.copy_(state["weights"][name])
             self._buffers.put_back(state["buffers"])
 
         if state["layout"] == self._layout():

@@ -12,6 +12,7 @@ import hmac
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -33,37 +34,34 @@ ABSENT = "nothing is here"
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class SealedStore:
     """The used part of `dist.Store`'s interface. Without a secret, values are not sealed."""
 
-    def __init__(
-        self,
-        store: dist.Store,
-        secret: str | None,
-        prefix: str = "drumline",
-        foreign: set[str] | None = None,
-    ) -> None:
-        self._base = store
-        self.secret = secret
-        self.prefix = prefix
-        self.raw: dist.Store = dist.PrefixStore(prefix, store)
+    base: dist.Store
+    secret: str | None
+    prefix: str = "drumline"
+    foreign: set[str] = field(default_factory=set)
+    """Keys with a value that this job has not written; all parts of a store share this set."""
+
+    def __post_init__(self) -> None:
+        self.raw: dist.Store = dist.PrefixStore(self.prefix, self.base)
         """The same part of the store without seals, for torch's process groups."""
-        self._key = None if secret is None else bytes.fromhex(derived(secret, "store"))
-        self.foreign: set[str] = set() if foreign is None else foreign
-        """Keys with a value that this job has not written; all parts of a store share this set."""
+        self._key = None
+        if self.secret is not None:
+            self._key = bytes.fromhex(derived(self.secret, "store"))
 
     def under(self, prefix: str) -> SealedStore:
         """The part of the store below this prefix."""
-        return SealedStore(self._base, self.secret, f"{self.prefix}/{prefix}", self.foreign)
+        return replace(self, prefix=f"{self.prefix}/{prefix}")
 
     def clone(self) -> SealedStore:
         """A copy with a separate connection."""
-        base: dist.Store = self._base.clone()  # type: ignore[attr-defined]  # torch has it, its types do not
-        return SealedStore(base, self.secret, self.prefix, self.foreign)
+        return replace(self, base=self.base.clone())  # type: ignore[attr-defined]  # torch has it, its types do not
 
     def resealed(self, secret: str) -> SealedStore:
         """The same part of the store, under another secret."""
-        return SealedStore(self._base, secret, self.prefix, self.foreign)
+        return replace(self, secret=secret)
 
     @property
     def timeout(self) -> timedelta:

@@ -21,6 +21,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from drumline.rank.sealed_store import SealedStore
@@ -31,33 +32,29 @@ PATIENCE_S = 60.0
 LITTLE_PATIENCE_S = 10.0
 
 
+@dataclass(eq=False)
 class StopVote:
     """One rank's part. The watcher calls `tick` repeatedly, the training loop `stops_at`."""
 
-    def __init__(
-        self,
-        store: SealedStore,
-        *,
-        rank: int,
-        world_size: int,
-        step: Callable[[], int],
-    ) -> None:
-        """`store`: the watcher's own connection. `step`: the number of steps that this rank has
-        done."""
-        self._store = store.under("preemption")
-        self._rank = rank
-        self._world_size = world_size
-        self._step = step
-        self.stop: int | None = None
-        """The step that is proposed or decided: the only thing that the loop reads after every
-        step."""
-        self.cause: dict[str, Any] | None = None
-        """Which rank was asked to stop, and by what, from the request."""
-        self.is_decided = False
-        self._changed = threading.Condition()
-        self._has_begun = False
-        self._round = 0
-        self._patient_until = math.inf
+    store: SealedStore
+    """The watcher's own connection."""
+    rank: int
+    world_size: int
+    step: Callable[[], int]
+    """The number of steps that this rank has done."""
+    stop: int | None = None
+    """The step that is proposed or decided: the only thing that the loop reads after every
+    step."""
+    cause: dict[str, Any] | None = None
+    """Which rank was asked to stop, and by what, from the request."""
+    is_decided: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _has_begun: bool = False
+    _round: int = 0
+    _patient_until: float = math.inf
+
+    def __post_init__(self) -> None:
+        self.store = self.store.under("preemption")
 
     def begin(self) -> None:
         """Called by the loop before its first step."""
@@ -67,24 +64,24 @@ class StopVote:
         """Ask all ranks to stop. The first to ask is the cause, however many do."""
         if in_a_hurry:
             self._patient_until = time.monotonic() + LITTLE_PATIENCE_S
-        self._store.compare_set("request", "", json.dumps(cause))
+        self.store.compare_set("request", "", json.dumps(cause))
 
     def tick(self) -> bool:
         """Do what is due now. True: more is due soon."""
         if self.is_decided:
             return False
         if self.cause is None:
-            if (request := self._store.peek("request")) is not None:
+            if (request := self.store.peek("request")) is not None:
                 self._join(request)
             return self.cause is not None
 
-        if (proposal := self._store.peek(f"proposal/{self._round}")) is not None:
+        if (proposal := self.store.peek(f"proposal/{self._round}")) is not None:
             self._answer(int(proposal))
-        if self._rank == 0:
+        if self.rank == 0:
             self._lead()
         if time.monotonic() > self._patient_until:
-            self._store.compare_set("decision", "", CANCELLED)
-        if (decision := self._store.peek("decision")) is not None:
+            self.store.compare_set("decision", "", CANCELLED)
+        if (decision := self.store.peek("decision")) is not None:
             with self._changed:
                 self.stop = None if decision.decode() == CANCELLED else int(decision)
                 self.is_decided = True
@@ -101,9 +98,9 @@ class StopVote:
 
     def missing_ranks(self) -> list[int]:
         """Ranks that have not written their step."""
-        ranks = range(self._world_size)
+        ranks = range(self.world_size)
         return [
-            rank for rank in ranks if not self._store.check([f"position/{self._round}/{rank}"])
+            rank for rank in ranks if not self.store.check([f"position/{self._round}/{rank}"])
         ] or [0]
 
     def abandon(self) -> None:
@@ -118,7 +115,7 @@ class StopVote:
         """Take part: write this rank's current step."""
         self._patient_until = min(self._patient_until, time.monotonic() + PATIENCE_S)
         self.cause = json.loads(request)
-        self._store.set(f"position/0/{self._rank}", str(self._position()))
+        self.store.set(f"position/0/{self.rank}", str(self._position()))
 
     def _answer(self, proposal: int) -> None:
         """Get ready to stop at the proposed step, and write the current one again."""
@@ -128,19 +125,19 @@ class StopVote:
             self.stop = proposal
             self._changed.notify_all()
         self._round += 1
-        self._store.set(f"position/{self._round}/{self._rank}", str(self._position()))
+        self.store.set(f"position/{self._round}/{self.rank}", str(self._position()))
 
     def _lead(self) -> None:
         """On rank 0: decide, or propose a later step, when all have written theirs."""
-        keys = [f"position/{self._round}/{rank}" for rank in range(self._world_size)]
-        if (positions := self._store.peek_all(keys)) is None:
+        keys = [f"position/{self._round}/{rank}" for rank in range(self.world_size)]
+        if (positions := self.store.peek_all(keys)) is None:
             return
         foremost = max(map(int, positions))
         if self.stop is not None and foremost < self.stop:
-            self._store.compare_set("decision", "", str(self.stop))
-        elif not self._store.check([f"proposal/{self._round}"]):
-            self._store.set(f"proposal/{self._round}", str(foremost + (1 << self._round)))
+            self.store.compare_set("decision", "", str(self.stop))
+        elif not self.store.check([f"proposal/{self._round}"]):
+            self.store.set(f"proposal/{self._round}", str(foremost + (1 << self._round)))
 
     def _position(self) -> int:
         """The last step after which this rank may have continued."""
-        return self._step() if self._has_begun else self._step() - 1
+        return self.step() if self._has_begun else self.step() - 1

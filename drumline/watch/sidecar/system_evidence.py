@@ -114,16 +114,14 @@ class OutOfMemoryCheck:
         return f"the memory of the whole host, {memory_size(host_bytes)}"
 
 
-def num_kills(folder: Path | None) -> int:
+def num_kills(folder: Path) -> int:
     """How many processes of the group were killed so far."""
-    lines = (line for name in COUNTERS if folder for line in _text(folder / name).splitlines())
+    lines = (line for name in COUNTERS for line in _text(folder / name).splitlines())
     return next((int(count) for kind, count in map(str.split, lines) if kind == "oom_kill"), 0)
 
 
-def tightest_limit(folder: Path | None, top: Path | None) -> int | None:
+def tightest_limit(folder: Path, top: Path) -> int | None:
     """The smallest limit of the group and its parents, or None."""
-    if folder is None or top is None:
-        return None
     folders = [ancestor for ancestor in (folder, *folder.parents) if ancestor.is_relative_to(top)]
     texts = (_text(group / name).strip() for group in folders for name in LIMITS)
     limits = [int(text) for text in texts if text.isdigit()]
@@ -131,8 +129,9 @@ def tightest_limit(folder: Path | None, top: Path | None) -> int | None:
     return min((limit for limit in limits if limit < NO_LIMIT), default=None)
 
 
-def memory_group(pid: int) -> tuple[str, Path | None, Path | None]:
-    """The name of its control group, its folder, and the topmost visible folder above it."""
+def memory_group(pid: int) -> tuple[str, Path, Path]:
+    """The name of its control group, its folder, and the topmost visible folder above it; where it
+    has none, the folder of all groups, which has neither counters nor limits."""
     for line in _text(Path(f"/proc/{pid}/cgroup")).splitlines():
         _, controllers, name = line.split(":", 2)
         top = GROUPS / "memory" if "memory" in controllers.split(",") else GROUPS
@@ -141,7 +140,7 @@ def memory_group(pid: int) -> tuple[str, Path | None, Path | None]:
             if any((folder / counter).exists() for counter in COUNTERS):
                 return name, folder, top
 
-    return "/", None, None
+    return "/", GROUPS, GROUPS
 
 
 def _text(path: Path) -> str:

@@ -109,7 +109,6 @@ def test_counters_and_limits_of_one_tree_for_all(tmp_path: Path) -> None:
     assert num_kills(inner) == 2
     assert tightest_limit(inner, tmp_path) == 512 << 20
     assert tightest_limit(inner, inner) is None
-    assert (num_kills(None), tightest_limit(None, None)) == (0, None)
 
 
 def test_lines_of_other_programs_in_the_log_do_not_count() -> None:
