@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from pathlib import Path
 
@@ -90,37 +90,39 @@ def break_dead_connections(port: int | None, *, after_s: int, address: str | Non
     """Close this process's connections to that port, or address, when the peer sends nothing for so
     long. Otherwise an operation of the store would wait forever: a host that loses its power does
     not close its connections."""
-    for connection, peer in _connections():
-        if (port is None or peer[1] == port) and (address is None or peer[0] == address):
+
+    def limit(connection: socket.socket, peer: str, peer_port: int) -> None:
+        if (port is None or peer_port == port) and (address is None or peer == address):
             _break_after(connection, after_s)
+
+    _for_each_connection(limit)
 
 
 def close_connections(addresses: Collection[str], *, but: Collection[int]) -> None:
     """Shut down this process's connections with these addresses, except those that have one of
     these ports."""
-    for connection, (address, port) in _connections():
-        ports = {port, connection.getsockname()[1]}
-        if address in addresses and ports.isdisjoint(but):
+
+    def close(connection: socket.socket, peer: str, peer_port: int) -> None:
+        ports = {peer_port, connection.getsockname()[1]}
+        if peer in addresses and ports.isdisjoint(but):
             connection.shutdown(socket.SHUT_RDWR)
 
-
-def _connections() -> Iterator[tuple[socket.socket, tuple[str, int]]]:
-    """This process's connections, each with its peer; an OSError of the caller's block skips it."""
-    entries = OPEN_FILES.iterdir() if OPEN_FILES.is_dir() else ()
-    for number in [int(entry.name) for entry in entries if _is_socket(entry)]:
-        # A listed descriptor may be closed by now, or not be a connection. The copy shares the
-        # original's options.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-            peer = connection.getpeername()
-            if isinstance(peer, tuple):
-                yield connection, (str(peer[0]), int(peer[1]))
+    _for_each_connection(close)
 
 
-def _is_socket(entry: Path) -> bool:
-    """Whether it is a socket; Python would never close its copy of anything else."""
-    with contextlib.suppress(OSError):
-        return str(entry.readlink()).startswith("socket:")
-    return False
+def _for_each_connection(call: Callable[[socket.socket, str, int], None]) -> None:
+    """Call this with each connection of this process, its peer's address and port; an OSError of it
+    is ignored, as of a connection that is closed meanwhile."""
+    for entry in OPEN_FILES.iterdir() if OPEN_FILES.is_dir() else ():
+        with contextlib.suppress(OSError):
+            # Python would never close its copy of anything but a socket.
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            # The copy shares the original's options.
+            with socket.socket(fileno=os.dup(int(entry.name))) as connection:
+                peer = connection.getpeername()
+                if isinstance(peer, tuple):
+                    call(connection, str(peer[0]), int(peer[1]))
 
 
 def _break_after(connection: socket.socket, after_s: int) -> None:

@@ -118,11 +118,10 @@ class ScriptComparison:
             for key, module in report.modules.items()
         )
         for key, ranks in keys:
-            present = {rank: reports[rank] for rank in ranks if rank in reports}
             modules = {
-                rank: report.modules[key]
-                for rank, report in present.items()
-                if key in report.modules
+                rank: reports[rank].modules[key]
+                for rank in ranks
+                if rank in reports and key in reports[rank].modules
             }
             if key in self._reported or len(modules) < len(ranks):
                 continue
@@ -130,10 +129,11 @@ class ScriptComparison:
             steps = set.intersection(*(set(module.hashes) for module in modules.values()))
             for step in sorted(steps):
                 tensors = [module.hashes[step].tensors for module in modules.values()]
-                if any(replica != tensors[0] for replica in tensors) and self._is_new(key):
-                    yield self._module_difference(key, step, modules, present)
-                elif key not in self._reported:
-                    self._equal_at[key] = max(step, self._equal_at.get(key, 0))
+                if any(replica != tensors[0] for replica in tensors):
+                    self._reported.add(key)
+                    yield self._module_difference(key, step, modules, reports)
+                    break
+                self._equal_at[key] = step
 
     def _module_difference(
         self,

@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -52,24 +52,21 @@ JOIN_S = 30.0
 MAY_DIFFER = {*WARNINGS, "the number of ranks"}
 
 
+@dataclass(eq=False)
 class LiveNodes:
     """One rank's view of them."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        *,
-        patience_s: float,
-        is_lost_peer: Callable[[BaseException], bool],
-        has_finished: Callable[[], bool],
-    ) -> None:
-        """`topology`: as the launcher gave it. `patience_s`: how long a node that runs may take to
-        leave a group. `is_lost_peer`: whether an error is that of a broken connection.
-        `has_finished`: whether the run has finished since the launcher of this node began."""
-        self._has_finished = has_finished
-        self._launched = topology
-        self._patience_s = patience_s
-        self._is_lost_peer = is_lost_peer
+    launched: Topology
+    """As the launcher gave it."""
+    patience_s: float
+    """How long a node that runs may take to leave a group."""
+    is_lost_peer: Callable[[BaseException], bool]
+    """Whether an error is that of a broken connection."""
+    has_finished: Callable[[], bool]
+    """Whether the run has finished since the launcher of this node began."""
+
+    def __post_init__(self) -> None:
+        topology = self.launched
         self.number = topology.rank // topology.local_world_size
         self.is_first = topology.local_rank == 0
         """Whether this is the rank that acts for its node."""
@@ -112,7 +109,7 @@ class LiveNodes:
         because the run has finished without this node."""
         if not self.latest.members and time.monotonic() > self._checked_at + CHECK_FINISHED_S:
             self._checked_at = time.monotonic()
-            if self._has_finished():
+            if self.has_finished():
                 raise RunIsOver
 
     def begin(self, rendezvous: Rendezvous) -> None:
@@ -146,11 +143,11 @@ class LiveNodes:
 
     def _form_first_group(self, rendezvous: Rendezvous, place: int) -> None:
         """Collective: the first rank of each node publishes its store. `place`: of this node."""
-        launched = self._launched
+        launched = self.launched
         if self.is_first:
             address = rendezvous.addresses[place] if launched.rank else None
             port = 0 if launched.rank else launched.master_port
-            self.stores.host(address or launched.master_addr, port, timeout_s=self._patience_s)
+            self.stores.host(address or launched.master_addr, port, timeout_s=self.patience_s)
             rendezvous.store.set(f"live/{place}", json.dumps(asdict(self.stores.card)))
 
         keys = [f"live/{number}" for number in range(len(rendezvous.nodes))]
@@ -169,7 +166,7 @@ class LiveNodes:
     def topology(self) -> Topology:
         """This rank in the latest group: ranks have no gaps."""
         members = self.latest.members
-        launched = self._launched
+        launched = self.launched
         if not members:
             return launched
         place = [member.number for member in members].index(self.number)
@@ -210,7 +207,7 @@ class LiveNodes:
     def _close_connections(self) -> None:
         """What a rank waits for in a collective then fails at once, here and on the other side:
         gloo's own abort does not end it."""
-        stores = {member.port for member in self.latest.members} | {self._launched.master_port}
+        stores = {member.port for member in self.latest.members} | {self.launched.master_port}
         close_connections({member.address for member in self.latest.members}, but=stores)
 
     # The group ends
@@ -236,7 +233,7 @@ class LiveNodes:
 
     def is_lost(self, error: RuntimeError) -> bool:
         """Whether this error means that a node has left the group."""
-        lost = self.is_broken or isinstance(error, dist.DistError) or self._is_lost_peer(error)
+        lost = self.is_broken or isinstance(error, dist.DistError) or self.is_lost_peer(error)
         self.is_broken |= lost
         return lost
 
@@ -274,9 +271,9 @@ class LiveNodes:
         assert own_store is not None
         if self.is_first:
             self._wait_for_local_ranks(own_store)
-            self.latest = NextGroup(before, self.stores, own_store, self._patience_s).agree()
+            self.latest = NextGroup(before, self.stores, own_store, self.patience_s).agree()
         else:
-            own_store.set(f"local/{before.generation}/{self._launched.local_rank}", "1")
+            own_store.set(f"local/{before.generation}/{self.launched.local_rank}", "1")
             # Not `wait`: when another client peeks at a value that is not there, torch's store ends
             # all waits for it.
             while (decision := own_store.peek(f"decision/{before.generation}")) is None:
@@ -284,7 +281,7 @@ class LiveNodes:
             self.latest = NodeGroup.decode(decision) or before
 
         if self.stores.process not in [member.process for member in self.latest.members]:
-            this_node = f"node {self.number} ({self._launched.host})"
+            this_node = f"node {self.number} ({self.launched.host})"
             raise TrainingError(
                 f"the other nodes continue without {this_node}, which did not answer in time",
                 next_step="nothing: its launcher starts it again, and it joins them",
@@ -297,9 +294,9 @@ class LiveNodes:
         others."""
         keys = [
             f"local/{self.latest.generation}/{rank}"
-            for rank in range(1, self._launched.local_world_size)
+            for rank in range(1, self.launched.local_world_size)
         ]
-        until = time.monotonic() + self._patience_s
+        until = time.monotonic() + self.patience_s
         while keys and not node_store.check(keys):
             if time.monotonic() > until:
                 raise TrainingError(
@@ -333,7 +330,7 @@ class LiveNodes:
     def _join_at(self, decider: LiveNode, store: SealedStore, group: NodeGroup) -> bool:
         """Wait in the lobby of the node that decides."""
         if self.is_first:
-            self.stores.host_for(decider, timeout_s=self._patience_s)
+            self.stores.host_for(decider, timeout_s=self.patience_s)
             self._check_facts(store, group)
             store.set(f"lobby/{self.number}", json.dumps(asdict(self.stores.card)))
 
@@ -372,7 +369,7 @@ class LiveNodes:
 
         if values:
             raise PreflightError(
-                f"node {self.number} ({self._launched.host}) differs from {join_names(group.members)}, "
+                f"node {self.number} ({self.launched.host}) differs from {join_names(group.members)}, "
                 f"and cannot join: {'; '.join(values[:MAX_DIFFERENCES])}",
                 next_step="; ".join(dict.fromkeys(next_steps)),
             )

@@ -413,7 +413,7 @@ def test_a_node_comes_with_all_of_its_ranks() -> None:
         match="a rank of node 0 did not leave its group in time; the other nodes contin",
     ):
         first.regroup()
-    first._patience_s, second.stores.own_store = 30, second.stores.connect(first.stores.card)
+    first.patience_s, second.stores.own_store = 30, second.stores.connect(first.stores.card)
     assert [
         (topology.rank, topology.world_size) for topology in together(first.regroup, second.regroup)
     ] == [(0, 2), (1, 2)]
