@@ -30,7 +30,7 @@ def is_unreachable(node: LostNode) -> bool:
 def find_unreachable(evidence: Evidence) -> Diagnosis | None:
     """Nodes that are lost; or this node, if it is the one that is cut off."""
     cluster = evidence.cluster
-    lost = [node for node in cluster.lost if is_unreachable(node) and not _was_done(cluster, node)]
+    lost = [node for node in cluster.lost if is_unreachable(node) and not was_done(cluster, node)]
     if not lost:
         return None
     if cluster.this_node.link or _hears_nobody(cluster, lost):
@@ -60,7 +60,7 @@ def find_never_seen(evidence: Evidence) -> Diagnosis | None:
 
 def find_late_node(evidence: Evidence) -> Diagnosis | None:
     """A node without heartbeats that may still recover."""
-    late = [node for node in evidence.cluster.lost if not _was_done(evidence.cluster, node)]
+    late = [node for node in evidence.cluster.lost if not was_done(evidence.cluster, node)]
     return _lost(evidence, late, is_certain=False) if late else None
 
 
@@ -81,7 +81,7 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
     )
 
 
-def _was_done(cluster: ClusterState, lost_node: LostNode) -> bool:
+def was_done(cluster: ClusterState, lost_node: LostNode) -> bool:
     """Whether its ranks were done in its last heartbeat: then its sidecar has exited too."""
     ranks = [rank for node in cluster.nodes if node.node == lost_node.node for rank in node.ranks]
     return bool(ranks) and all(map(is_done, ranks))

@@ -41,6 +41,7 @@ from drumline.watch.diagnosis.unreachable import (
     find_never_seen,
     find_unreachable,
     is_unreachable,
+    was_done,
 )
 from drumline.watch.heartbeat import COMPILE_FACTOR, Phase
 
@@ -255,7 +256,6 @@ class Watchdog:
         )
         self._idle = IdleTime()
         self._cluster = ClusterState(me=0, nodes=())
-        self._seen: dict[int, RankState] = {}
         self._first_step: int | None = None
         self._awake_from = 0.0
         self._work: dict[int, deque[bool]] = {}
@@ -345,8 +345,6 @@ class Watchdog:
     def _follow(self, cluster: ClusterState, now: float) -> None:
         """Note the current state, and whether there was progress."""
         self._cluster = cluster
-        # A node whose ranks are done stops its heartbeats; its last state still counts.
-        self._seen.update((rank.rank, rank) for rank in cluster.ranks)
         counts = self._num_steps() > 0
         if self._idle.observe(cluster, now, counts=counts, is_busy=self._any_computes()):
             self._has_moved = True
@@ -363,7 +361,7 @@ class Watchdog:
 
     def _has_new_symptom(self, now: float) -> bool:
         """Whether a symptom is new and old enough that its causes are known."""
-        exited = exit_symptoms(self._seen.values())
+        exited = exit_symptoms(self._cluster.ranks)
         symptoms = exited | self._other_symptoms(now)
         if symptoms - self._symptoms:
             self._symptoms_since = now
@@ -386,12 +384,13 @@ class Watchdog:
 
     def _other_symptoms(self, now: float) -> frozenset[str]:
         """Ranks that are stopped; without progress also those that left, and lost nodes."""
-        symptoms = stop_symptoms(self._seen.values())
+        symptoms = stop_symptoms(self._cluster.ranks)
         if self._idle.idle_s < STILL_S:
             return symptoms
 
-        done = [rank for rank in self._seen.values() if is_done(rank)]
-        if len(done) < len(self._seen):
+        ranks = self._cluster.ranks
+        done = [rank for rank in ranks if is_done(rank)]
+        if len(done) < len(ranks):
             symptoms |= {f"rank {rank.rank} left" for rank in done if _left_s(rank) >= _LEFT_S}
         # If this sidecar had no CPU time recently, missing heartbeats mean nothing.
         if now >= self._awake_from:
@@ -402,8 +401,7 @@ class Watchdog:
 
     def _is_amiss(self, node: LostNode) -> bool:
         """Whether a lost node is a symptom: it was not done."""
-        last = [self._seen.get(rank) for rank in node.ranks]
-        if last and all(rank is not None and is_done(rank) for rank in last):
+        if was_done(self._cluster, node):
             return False
         # If something answers, perhaps only the sidecar has exited, and the run continues.
         is_dead = bool(node.how) and node.answer is not Answer.REFUSED
@@ -443,7 +441,7 @@ class Watchdog:
         if diagnosis.is_certain:
             if diagnosis.cause not in (*_ENDED, Cause.STOPPED) and idle_s < STILL_S:
                 return None
-            has_failed = diagnosis.cause in _ENDED or exit_symptoms(self._seen.values())
+            has_failed = diagnosis.cause in _ENDED or exit_symptoms(self._cluster.ranks)
             return Alarm.FAILURE if has_failed else Alarm.HANG
 
         if diagnosis.cause in _ENDED:
@@ -502,7 +500,7 @@ class Watchdog:
 
     def _holds_up(self, diagnosis: Diagnosis) -> bool:
         """Whether any rank waits for it: a rank with more work after the loop blocks no other."""
-        other_ranks = [rank for rank in self._seen.values() if rank.rank != diagnosis.rank]
+        other_ranks = [rank for rank in self._cluster.ranks if rank.rank != diagnosis.rank]
         if diagnosis.cause is Cause.TEARDOWN or not other_ranks:
             return True
 
@@ -527,14 +525,14 @@ class Watchdog:
 
     def _is_over(self) -> bool:
         """Whether every rank has left the loop and the group, or exited without an error."""
-        ranks = self._seen.values()
+        ranks = self._cluster.ranks
         is_closing = any(rank.phase is Phase.LEAVING and not has_exited(rank) for rank in ranks)
 
         return len(ranks) >= self._world_size and all(map(is_done, ranks)) and not is_closing
 
     def _takes_long(self) -> bool:
         """Whether it starts, evaluates, saves, or some ranks are done and others are not."""
-        if self._is_young() or any(map(is_done, self._seen.values())):
+        if self._is_young() or any(map(is_done, self._cluster.ranks)):
             return True
         untimed = (rank.phase in UNTIMED and not has_exited(rank) for rank in self._cluster.ranks)
 

@@ -145,12 +145,8 @@ class Leader:
         )
 
     def all_have_left(self) -> bool:
-        """Whether every known rank is out of its loop without an error to report; nothing is known about a node without
-        heartbeats."""
-        ranks = self.cluster().ranks
-        are_known = len(ranks) >= self.options.world_size
-
-        return not are_known or all(map(has_left, ranks))
+        """Whether every known rank is out of its loop without an error to report."""
+        return all(map(has_left, self.cluster().ranks))
 
     # What it decides
 

@@ -30,7 +30,6 @@ from drumline.base.processes import (
 from drumline.base.untrusted import parse_json, read_json
 from drumline.runs.step_times import StepTimes, StepTimesHistogram
 from drumline.watch.cluster_state import NodeState, RankState, WorkerState
-from drumline.watch.diagnosis.evidence import has_left
 from drumline.watch.heartbeat import Heartbeat, Phase, RankProgress, read_heartbeat
 from drumline.watch.self_report import WORKER_SIGNAL
 from drumline.watch.sidecar.rank_process import (
@@ -129,11 +128,6 @@ class LocalRanks:
         return self.have_started and all(
             rank.phase is Phase.LEFT or rank.state in EXITED for rank in self.state.ranks
         )
-
-    @property
-    def ended_well(self) -> bool:
-        """Whether every rank is out of its loop without an error to report."""
-        return self.have_started and all(map(has_left, self.state.ranks))
 
     def kill(self, why: str) -> None:
         """Kill the ranks and their descendants, except this process, with SIGKILL: some may be

@@ -119,7 +119,7 @@ class Sidecar:
         self._done_since = self._done_since or now
         # Ranks that exited without an error need no report; for others, the failure must be
         # reported first.
-        is_reported = has_acted or (self.ranks.ended_well and self.leader.all_have_left())
+        is_reported = has_acted or (not never_started and self.leader.all_have_left())
 
         return is_reported or now - self._done_since > LINGER_S
 

@@ -63,7 +63,12 @@ class Run:
     """By node: since when it is listened for in vain."""
 
     def cluster(self, now: float, *, closely: bool = False) -> ClusterState:
-        ranks = [self._rank(rank, now, closely) for rank in range(len(self.lines))]
+        # A lost node has the states of its last heartbeat.
+        heard_at = [
+            min(now, self.silent_from.get(rank // self.ranks_per_node, now))
+            for rank in range(len(self.lines))
+        ]
+        ranks = [self._rank(rank, moment, closely) for rank, moment in enumerate(heard_at)]
         nodes = [
             NodeState(
                 node=number,
@@ -83,7 +88,7 @@ class Run:
             for node in nodes
             if now > self.unheard_from.get(node.node, now)
         ]
-        away = {host.node for host in (*silent, *unheard)}
+        away = {host.node for host in unheard}
         return ClusterState(
             me=0,
             nodes=tuple(node for node in nodes if node.node not in away),

@@ -33,12 +33,11 @@ class Ranks:
 
     have_started: bool = True
     are_done: bool = False
-    ended_well: bool = False
     has_acted: bool = False
-    others_left: bool = True
+    all_left: bool = False
 
     def all_have_left(self) -> bool:
-        return self.others_left
+        return self.all_left
 
 
 def sidecar_of(
@@ -61,13 +60,12 @@ def sidecar_of(
         (Ranks(), {"has_lost_starter": True}, False, False),
         (Ranks(has_acted=True), {}, False, False),
         (Ranks(has_acted=True), {"is_requested": True}, True, True),
-        (Ranks(are_done=True, ended_well=True), {}, True, True),
-        (Ranks(are_done=True, ended_well=True, others_left=False), {}, False, True),
+        (Ranks(are_done=True, all_left=True), {}, True, True),
         (Ranks(are_done=True), {}, False, True),
         (Ranks(are_done=True, has_acted=True), {}, True, True),
         (Ranks(have_started=False), {}, False, False),
         (Ranks(have_started=False), {"is_requested": True}, False, False),
-        (Ranks(have_started=False), {"has_lost_starter": True}, False, True),
+        (Ranks(have_started=False, all_left=True), {"has_lost_starter": True}, False, True),
         (Ranks(have_started=False), {"has_lost_starter": True, "is_requested": True}, True, True),
     ],
 )
