@@ -237,7 +237,6 @@ class Leader:
         self.notices.append(Notice(alarm, raised.sentence))
         self.reporter.write_diagnosis(raised, inspected, time.time())
         if alarm != "stall":
-            self.has_acted = action in ("restart", "stop") or alarm == "failure"
             self.act(raised)
 
     def _action(self, alarm: Alarm, diagnosis: Diagnosis) -> str:

@@ -159,7 +159,6 @@ class RankObserver:
     host: str
     _heartbeat: Heartbeat | None = None
     _process: RankProcess | None = None
-    _moved_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.step_times = StepTimesHistogram(self.rank)
@@ -181,15 +180,14 @@ class RankObserver:
             self.close()
             self._process = RankProcess(heartbeat.pid)
 
-        if last is None or _moves(heartbeat) != _moves(last):
-            self._moved_s = now_s
         self._count_steps(last, heartbeat)
         self._heartbeat = heartbeat
 
         process = self._process
-        process.observe(now_s, is_still=now_s - self._moved_s >= STILL_AFTER_S)
+        state = self._state(heartbeat, now_s)
+        process.observe(now_s, is_still=state.still_s >= STILL_AFTER_S)
         state = replace(
-            self._state(heartbeat, now_s),
+            state,
             state=process.state,
             state_s=now_s - process.state_since_s,
             cpu=process.cpu,
@@ -345,11 +343,6 @@ class RankObserver:
             killed_by=ending.by,
             killed_because=ending.why,
         )
-
-
-def _moves(heartbeat: Heartbeat) -> tuple[int, int]:
-    """Changes when the rank makes progress."""
-    return heartbeat.num_marks, heartbeat.num_moves
 
 
 class ScriptReports:

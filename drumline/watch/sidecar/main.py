@@ -271,12 +271,11 @@ class Sidecar:
         self._write_furthest_step()
         with contextlib.suppress(OSError):
             self.reporter.write_for_launcher(raised, was_printed=was_printed)
-        if raised.action in ("restart", "stop"):
-            self.leader.has_acted = True
+        ends_job = raised.action in ("restart", "stop")
+        # Otherwise a failure would be reported again when the leader has exited.
+        self.leader.has_acted |= ends_job or raised.alarm == "failure"
+        if ends_job:
             self.ranks.kill(raised.diagnosis.what)
-        elif raised.alarm == "failure":
-            # Otherwise it would be reported again when the leader has exited.
-            self.leader.has_acted = True
 
     async def _leave(self) -> None:
         """Report what is left, send a last heartbeat, and remove the folder."""
