@@ -59,6 +59,7 @@ class Host:
 
     @property
     def network_address(self) -> str:
+        """Where the other hosts reach it."""
         return self.inner_address or self.address
 
 

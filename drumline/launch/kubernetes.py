@@ -44,8 +44,11 @@ class KubernetesJob:
     claims: Mapping[str, str] = field(default_factory=dict)
     """PersistentVolumeClaims by the path in the pods; run folders are in /runs."""
     tolerations: Sequence[Mapping[str, str]] = ()
+    """As objects of Kubernetes."""
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """For the ranks' environment; they can be read in the manifest."""
     max_restarts: int = 0
+    """Of the ranks, by the launcher in each pod."""
     min_nodes: int | None = None
     """The job continues with this many pods; None: all are needed."""
     grace_s: float = GRACE_S

@@ -80,6 +80,7 @@ def _check_form(template: Any) -> None:
 
 
 def _check_fields(value: Any, where: str, fields: Sequence[str]) -> None:
+    """Raise unless it is a mapping with no other fields than these."""
     if not isinstance(value, dict):
         raise TemplateError(f"{where} is not a mapping")
     if unknown := [key for key in value if key not in fields]:
@@ -87,7 +88,7 @@ def _check_fields(value: Any, where: str, fields: Sequence[str]) -> None:
 
 
 def documents_of(text: str) -> Iterator[Any]:
-    """The documents of a YAML text as JSON could hold them: no aliases, tags and double keys."""
+    """The documents of a YAML text as JSON could hold them: no aliases and tags."""
     try:
         import yaml
     except ImportError as error:
@@ -127,7 +128,7 @@ def _value_of(node: Any) -> Any:
     if isinstance(node, yaml.SequenceNode):
         return [_value_of(item) for item in node.value]
     if isinstance(node, yaml.MappingNode):
-        return dict(_pairs(node))
+        return {_key_of(key): _value_of(value) for key, value in node.value}
 
     kind = node.tag.rpartition(":")[2]
     if kind not in ("int", "float", "bool", "null"):
@@ -135,23 +136,15 @@ def _value_of(node: Any) -> Any:
     line = node.start_mark.line + 1
     if len(node.value) > MAX_SCALAR:
         raise TemplateError(f"the number in line {line} is too long")
-    value = yaml.SafeLoader("").construct_object(node)
-    if value in (float("inf"), float("-inf")) or value != value:
-        raise TemplateError(f"{node.value!r} in line {line} is not a number")
-    return value
+    return yaml.SafeLoader("").construct_object(node)
 
 
-def _pairs(mapping: Any) -> Iterator[tuple[str, Any]]:
-    """The keys and values of a mapping, each key once."""
-    keys = set[str]()
-    for key, value in mapping.value:
-        line = key.start_mark.line + 1
-        if not isinstance(key.value, str) or key.tag.endswith(":merge"):
-            raise TemplateError(f"a key in line {line} is not text")
-        if key.value in keys:
-            raise TemplateError(f"{key.value!r} in line {line} is there twice")
-        keys.add(key.value)
-        yield key.value, _value_of(value)
+def _key_of(node: Any) -> str:
+    """The text of a key; a merge key (`<<`) is none."""
+    if not isinstance(node.value, str) or node.tag.endswith(":merge"):
+        raise TemplateError(f"a key in line {node.start_mark.line + 1} is not text")
+    text: str = node.value
+    return text
 
 
 # Merging

@@ -214,6 +214,7 @@ def _flags(group: str) -> FlagTable:
 
 
 def _flag_of(name: str) -> str:
+    """The flag of a setting."""
     return name.replace("_", "-")
 
 

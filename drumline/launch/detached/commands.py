@@ -64,9 +64,11 @@ class Question(HostsJob):
     grace_s: float = 0.0
 
     def spec(self, node: NodePlan) -> dict[str, Any]:
+        """The request; a host has no node of its own here."""
         return {"kind": "spec", "protocol": PROTOCOL, **self.request}
 
     def supervisor_command(self, host: Host) -> list[str]:
+        """Without ssh on this machine."""
         if host is THIS_MACHINE:
             return ["env", *remote_module(SERVICE, sys.executable, self.python_path)]
         return super().supervisor_command(host)
@@ -167,6 +169,7 @@ def stop_job(question: Question, name: str, *, save: bool) -> int:
     """End it on all of its hosts."""
 
     async def stop(screen: Screen) -> int:
+        """Find all hosts of the job, ask them, and report how it ended."""
         hosts, _ = await _hosts_of(question, name, screen)
         request = {"action": "stop", "name": name, "save": save}
         answers = await _ask(question.about(request, hosts), screen)
@@ -236,6 +239,7 @@ def attach_to_job(question: Question, name: str) -> int:
     job = replace(request, program=record.program, logs=Path(record.logs))
 
     async def attach(screen: Screen) -> int:
+        """Show what comes, then conclude as the launch would have."""
         attached = _Attached(job, screen)
         with handling(SIGNALS, attached.interrupted):
             await attached.run()
@@ -273,6 +277,7 @@ async def _hosts_of(question: Question, name: str, screen: Screen) -> tuple[list
 
 
 async def _ask(question: Question, screen: Screen) -> Conversation:
+    """The answers, when all hosts have answered or failed."""
     conversation = Conversation(question, screen)
     await conversation.run()
     await conversation.close()

@@ -77,7 +77,9 @@ class JobSpec:
     hosts: tuple[str, ...]
     """All hosts of the job, by node rank, as the launch calls them."""
     launched_at: float
+    """In Unix seconds."""
     cwd: str
+    """The folder in which it runs."""
     keep_going: bool
     node: NodePlan
     program: Program
@@ -127,10 +129,13 @@ class JobRecord:
     why: str
     code: int | None
     step: int
+    """The furthest that is known; 0: none."""
     since: float
     """In Unix seconds."""
     logs: str
+    """The folder of its logs there."""
     run: str
+    """Its run folder; empty: a script has none."""
     is_json: bool
 
     def host(self, rank: int) -> Host:
@@ -175,6 +180,7 @@ class JobFolder:
             raise
 
     def remove(self) -> None:
+        """The folder of this node, and that of the job after the last one."""
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):  # it has other nodes
             self.path.parent.rmdir()
@@ -268,6 +274,7 @@ def machine_id() -> str:
 
 
 def is_of_this_machine(spec: JobSpec) -> bool:
+    """By the id of the machine, or by its name where one of both has no id."""
     this_id = machine_id()
     if spec.machine_id and this_id:
         return spec.machine_id == this_id
@@ -298,6 +305,7 @@ def folders_of(
 
 
 def unreadable(path: Path, error: Exception) -> str:
+    """The warning about a folder, for whoever lists jobs."""
     return f"{path} cannot be read: {error}; delete it if no job runs from it"
 
 

@@ -220,9 +220,11 @@ class Keeper:
         return self.state.stops_with_save
 
     def _stop_by_signal(self, number: int, _: FrameType | None) -> None:
+        """The handler only notes it: the main thread acts on it within a tick."""
         self._signalled_stop = number == STOP_SIGNALS[True]
 
     def _say(self, text: str) -> None:
+        """For those who attach, and for the JSON log."""
         self.folder.note("notice", text=text)
         self.log_as_json([text], None)
 
@@ -257,6 +259,7 @@ class Keeper:
         return False
 
     def _code_of_stop(self) -> int:
+        """75 only if a checkpoint was saved because of the request."""
         has_saved = self.stop_request() and self.has_saved
         return ExitCode.PREEMPTED if has_saved else ExitCode.INTERRUPTED
 

@@ -103,11 +103,13 @@ def quoted(words: Sequence[str]) -> str:
 
 
 def _unit_file(folder: JobFolder) -> Path:
+    """Where systemd looks for units of this user."""
     config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return config_home / "systemd" / "user" / f"{folder.unit}.service"
 
 
 def _user() -> str:
+    """Whose manager starts the keeper."""
     return pwd.getpwuid(os.geteuid()).pw_name
 
 

@@ -52,6 +52,7 @@ class NodeHeartbeat:
     """What the node publishes of itself for the round that it joins, or has joined."""
 
     def encode(self) -> str:
+        """As it is stored; `decoded` of sealed_store.py reads it."""
         return json.dumps(vars(self))
 
     def is_newer(self, earlier: NodeHeartbeat) -> bool:
@@ -283,6 +284,7 @@ class Membership:
 
     @property
     def _other_nodes(self) -> list[int]:
+        """By node rank, joined or not."""
         return [rank for rank in range(self.node.num_nodes) if rank != self.node.node_rank]
 
     def publish_failure(self, what: str, code: int) -> None:
@@ -366,4 +368,5 @@ class Membership:
 
 
 def _key(rank: int) -> str:
+    """Of the heartbeat of a node, in the store."""
     return f"node/{rank}"

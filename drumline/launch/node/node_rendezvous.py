@@ -133,6 +133,7 @@ class AgentRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
+        """Whether ranks use the store of the agent; on several nodes rank 0 opens one for them."""
         return self.node.num_nodes == 1
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -145,6 +146,7 @@ class AgentRendezvous(RendezvousHandler):
         return RendezvousInfo(agents, 0, 1, RendezvousStoreInfo(LOOPBACK, store.port))
 
     def explained(self) -> AbstractContextManager[None]:
+        """A store of this machine needs no explanation."""
         return nullcontext()
 
     def is_closed(self) -> bool:
@@ -166,6 +168,7 @@ class AgentRendezvous(RendezvousHandler):
     def leave(self) -> None: ...
 
     def shutdown(self) -> bool:
+        """There is nothing to close; torch asks whether it succeeded."""
         return True
 
 
@@ -481,6 +484,7 @@ class NodeRendezvous(AgentRendezvous):
             print_message(f"warning: the job ended on {self._nodes_left()}")
 
     def _nodes_left(self) -> str:
+        """For a warning: how many nodes there are, and which are missing."""
         missing = self.membership.names(self.missing)
         return f"{len(self.members)} of {self.node.num_nodes} nodes, without {missing}"
 

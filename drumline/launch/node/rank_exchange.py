@@ -42,6 +42,7 @@ class RankFiles(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
+        """What torch shows in its own messages."""
         return str(self.folder or self.scratch)
 
     def failures(self, ranks: Iterable[int]) -> dict[int, FailureRecord]:
@@ -59,6 +60,7 @@ class RankFiles(LogsSpecs):
         return self._saved_file(rank).exists()
 
     def _saved_file(self, rank: int) -> Path:
+        """Of that rank in this start."""
         return self.scratch / f"saved-{rank}-{self.num_starts - 1}"
 
     def stderr(self, rank: int) -> Path | None:
@@ -204,6 +206,7 @@ class RankSignals:
         return None in codes and codes <= {None, ExitCode.SUCCESS, ExitCode.PREEMPTED}
 
     def _exit_codes(self) -> set[int | None]:
+        """Of all ranks here; None: one runs."""
         return {self._exit_code(process) for process in self._rank_processes()}
 
     def _exit_code(self, process: Popen[Any]) -> int | None:

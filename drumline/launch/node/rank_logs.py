@@ -147,4 +147,5 @@ def failure_time(err: Path | None) -> float:
 
 
 def _is_traceback(line: str) -> bool:
+    """Also one that is indented, as in an exception group."""
     return line.lstrip().startswith("Traceback (most recent call last)")

@@ -112,6 +112,7 @@ class SilenceWatch:
             self._report()
 
     def send_silent_nodes(self, remote: Remote) -> None:
+        """For the sidecars there: which end of a cut link is cut off."""
         remote.connection.send({"kind": "silent", "nodes": self.silent_nodes})
 
     def silent_hosts(self, limit_s: float) -> list[Remote]:
@@ -192,6 +193,7 @@ class Controller:
         await asyncio.gather(*(connection.close() for connection in self._connections))
 
     def warn(self, text: str) -> None:
+        """Print a warning on stderr."""
         self.screen.report(f"warning: {text}", is_error=True)
 
     # Reaching the hosts
@@ -358,6 +360,7 @@ class Controller:
         self.silence.send_silent_nodes(remote)
 
     def _later(self, seconds: float, call: Any, *args: Any) -> None:
+        """Without waiting for it."""
         asyncio.get_running_loop().call_later(seconds, call, *args)
 
     def _started(self, num_ranks: int) -> None:
@@ -523,4 +526,5 @@ class Controller:
 
 
 def _names(remotes: Iterable[Remote]) -> str:
+    """For a message."""
     return ", ".join(remote.name for remote in remotes)

@@ -128,6 +128,7 @@ class StartTimes:
 
     @property
     def limit_s(self) -> float:
+        """For a host that has not answered yet."""
         if not self.measured_s:
             return self.most_s
         return min(self.most_s, max(self.least_s, START_FACTOR * max(self.measured_s)))

@@ -42,16 +42,25 @@ class HostsJob:
     program_there: ClassVar[str] = "drumline.launch.ssh.supervisor"
     """What ssh starts on each host."""
     job: str
+    """The name that all processes of this attempt have in their environment."""
     hosts: Sequence[Host]
     nodes: Sequence[NodePlan]
+    """Of the hosts, in their order."""
     program: Program
     client: Sequence[str]
+    """The words that call ssh."""
     python: str
+    """On the hosts, unless one has another."""
     python_path: str | None = None
+    """Their PYTHONPATH."""
     cwd: Path
+    """The folder in which it runs on each host."""
     logs: Path
+    """For the output of ranks, on each host."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables for the ranks."""
     grace_s: float
+    """How long ranks may take to exit after a SIGTERM."""
     min_nodes: int | None = None
     """While this many hosts are left, losing a host other than the first does not end the job;
     None: all are needed."""

@@ -69,6 +69,7 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
     was_signalled = asyncio.Event()
 
     def handle(number: signal.Signals) -> None:
+        """For the attempt of that moment, and for the pause before the next."""
         current.interrupted(number)
         was_signalled.set()
 

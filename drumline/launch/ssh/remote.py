@@ -67,6 +67,7 @@ class Remote:
 
     @property
     def host(self) -> Host:
+        """Where this part of the job runs."""
         return self.connection.host
 
     @property
