@@ -460,3 +460,35 @@ def test_what_a_program_beside_it_loads(load: str, severity: Severity) -> None:
     rules = all_rules()
     results = run_rules(readings, rules, Settings(chosen=frozenset(rules)))
     assert [each.severity for each in results.findings if each.rule == "DL016"] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "severity"), [(1, Severity.NOTE), (2, Severity.WARNING), (4, Severity.WARNING)]
+)
+def test_a_download_where_a_script_starts_some_ranks_on_a_node(
+    ranks: int, severity: Severity
+) -> None:
+    training = START + "import torchvision\ntorchvision.datasets.MNIST('data', download=True)\n"
+    script = f"torchrun --nnodes=4 --nproc_per_node={ranks} train.py\n"
+    findings = findings_in((("train.py", training), ("run.sh", script)))
+    assert [each.severity for each in findings if each.rule == "DL042"] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("command", "severity"),
+    [("python train.py --gpus 1", Severity.NOTE), ("python other.py", Severity.WARNING)],
+)
+def test_a_file_that_is_imported_and_also_started_by_itself(
+    command: str, severity: Severity
+) -> None:
+    """As one process, it is a program of its own."""
+    started = (
+        "import torch.distributed as dist\nfrom train import train\n"
+        "dist.init_process_group('nccl')\ntrain()\n"
+    )
+    training = (
+        "import wandb\ndef train():\n    wandb.init()\nif __name__ == '__main__':\n    train()\n"
+    )
+    files = (("train.py", training), ("train_ddp.py", started), ("run.sh", command + "\n"))
+    severities = [each.severity for each in findings_in(files) if each.rule == "DL023"]
+    assert severities == [severity]

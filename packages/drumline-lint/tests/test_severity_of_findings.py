@@ -32,6 +32,12 @@ SAME_DATA = (
     + "for epoch in range(3):\n    for batch in loader:\n        net(batch).backward()\n"
 )
 DOWNLOAD = START + "import torchvision\ntorchvision.datasets.MNIST('data', download=True)\n"
+NODE_RANKS = (
+    IMPORTS + "import torchvision\n"
+    "dist.init_process_group('gloo', world_size=NUMBER, rank=args.rank)\n"
+    "torchvision.datasets.MNIST('data', download=True)\n"
+    "net = torch.nn.parallel.DistributedDataParallel(net)\n"
+)
 SPAWN = (
     "import torch.distributed as dist\nimport torch.multiprocessing as mp\n"
     "def work(rank):\n    dist.barrier()\n"
@@ -137,12 +143,12 @@ SEVERITIES = {
         SAME_DATA.replace(
             "loader =", "sampler = torch.utils.data.DistributedSampler(data)\nloader ="
         ),
-        Severity.WARNING,
+        Severity.NOTE,
     ),
     "the same data beside the name of the sampler": (
         "DL003",
         "from torch.utils.data import DistributedSampler\n" + SAME_DATA,
-        Severity.WARNING,
+        Severity.NOTE,
     ),
     "the same data beside other data that is divided": (
         "DL003",
@@ -542,10 +548,35 @@ SEVERITIES = {
         "net = load('net.pt')\n",
         Severity.NOTE,
     ),
-    "a folder that is deleted after a question": (
+    "a folder that is deleted": (
         "DL046",
-        START + "import shutil\nif input('delete? ') != 'n':\n    shutil.rmtree('out')\n",
+        START + "import shutil\nshutil.rmtree('out')\n",
         Severity.NOTE,
+    ),
+    "one epoch": (
+        "DL005",
+        EPOCHS.replace("COUNT", "3").replace("range(args.epochs)", "range(1)"),
+        Severity.NOTE,
+    ),
+    "statistics of a dataset": (
+        "DL014",
+        START
+        + "import json\ndef build(data):\n"
+        + "    sampler = torch.utils.data.DistributedSampler(data)\n"
+        + "    return torch.utils.data.DataLoader(data, sampler=sampler), data.statistics\n"
+        + "loader, statistics = build(data)\n"
+        + "with open('statistics.json', 'w') as file:\n    json.dump(statistics, file)\n",
+        Severity.NOTE,
+    ),
+    "a download of a rank on each node": (
+        "DL042",
+        NODE_RANKS.replace("NUMBER", "args.num_nodes"),
+        Severity.NOTE,
+    ),
+    "a download of several ranks on each node": (
+        "DL042",
+        NODE_RANKS.replace("NUMBER", "args.num_nodes * 8"),
+        Severity.WARNING,
     ),
     "a tracker of several ranks": ("DL023", TRACKED, Severity.WARNING),
     "a flag under torchrun": (

@@ -8,6 +8,16 @@ from drumline_lint.findings import Severity
 from reading_cases import findings_in
 
 SEVERITIES = {
+    "a variable in a line that sbatch reads": (
+        "DL110",
+        "#!/bin/bash\n#SBATCH --output=/logs/$TEAM/%j.out\nsrun python train.py\n",
+        Severity.NOTE,
+    ),
+    "a line that sbatch does not read": (
+        "DL110",
+        "#!/bin/bash\nmodule load cuda\n#SBATCH --nodes=2\nsrun python train.py\n",
+        Severity.WARNING,
+    ),
     "P2P off, beside an unknown number of GPUs": (
         "DL123",
         "export NCCL_P2P_DISABLE=1\npython ddp.py\n",

@@ -161,8 +161,10 @@ def _may_have_ranks(program: Program, main_file: Source) -> bool:
 
 
 def _is_main_file(program: Program, source: Source) -> bool:
+    """Whether only tests import it, or a script or a README starts it."""
     users = importers(program, source)
-    return not source.is_test and all(user.is_test for user in users)
+    is_started = bool(program.starts_of(source))
+    return not source.is_test and (is_started or all(user.is_test for user in users))
 
 
 def run_by(program: Program, sources: list[Source]) -> set[Source]:

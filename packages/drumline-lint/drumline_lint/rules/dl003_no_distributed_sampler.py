@@ -12,7 +12,7 @@ from drumline_lint.flow.distributed import framework, is_of_ranks
 from drumline_lint.flow.guards import is_single_process, may_be_guarded
 from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.program.calls import argument, has_unknown_arguments
-from drumline_lint.program.imports import any_text_near, calls_near
+from drumline_lint.program.imports import any_text_near
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.origins import depends_on_rank, parts, written_values
 from drumline_lint.program.program import Program
@@ -66,30 +66,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             # unseeded, each rank has an order of its own: then it is a larger batch at random
             is_seeded = not _is_shuffled(program, call) or any_text_near(program, source, "seed")
             severity = None if is_seeded else Severity.WARNING
-            # whoever divides other data has reasons not to divide this
-            if _divides_other_data(program, call) or not is_of_ranks(program, source):
+            # whoever knows of samplers divides this data elsewhere, or has reasons not to
+            is_known = any_text_near(program, source, "DistributedSampler")
+            if is_known or not is_of_ranks(program, source):
                 severity = Severity.NOTE
             yield RULE.at(source, call, message, severity=severity)
-
-
-def _divides_other_data(program: Program, call: ast.Call) -> bool:
-    """Whether a loader of another dataset gets a DistributedSampler, and this dataset has none."""
-    source = program.source_of(call)
-    dataset = _origins(program, given(call, "dataset"))
-    samplers = calls_near(program, source, DISTRIBUTED_SAMPLER)
-    sampled = [_origins(program, argument(sampler, 0, "dataset")) for sampler in samplers]
-    divided = [
-        _origins(program, given(loader, "dataset"))
-        for loader in calls_near(program, source, LOADER)
-        if program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER)
-    ]
-    return bool(divided) and all(dataset.isdisjoint(origins) for origins in (*sampled, *divided))
-
-
-def _origins(program: Program, dataset: ast.expr | None) -> set[str]:
-    """How a dataset is written, here and where it comes from."""
-    written = [] if dataset is None else [dataset, *written_values(program, dataset)]
-    return {ast.unparse(origin) for origin in written}
 
 
 def _is_shuffled(program: Program, call: ast.Call) -> bool:

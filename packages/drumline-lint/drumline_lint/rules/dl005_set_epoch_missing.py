@@ -62,12 +62,12 @@ def _told_once(program: Program, source: Source, sampler: ast.Call) -> ast.Call 
 def _is_of_one_epoch(program: Program, sampler: ast.Call) -> bool:
     """Whether all loops over epochs of its file make one round, unless a user asks for more."""
     index = program.index(program.source_of(sampler))
-    heads = [*(loop.iter for loop in index.every(ast.For))]
-    heads += [loop.test for loop in index.every(ast.While)]
+    heads = [(loop.iter, loop.target) for loop in index.every(ast.For)]
+    heads += [(loop.test, loop.test) for loop in index.every(ast.While)]
     ends = [
         head.comparators[-1] if isinstance(head, ast.Compare) else head.args[-1]
-        for head in heads
-        if "epoch" in ast.unparse(head).lower()
+        for head, target in heads
+        if "epoch" in f"{ast.unparse(head)} {ast.unparse(target)}".lower()
         if isinstance(head, ast.Compare) or (isinstance(head, ast.Call) and head.args)
     ]
     return bool(ends) and all(is_one(program, end) for end in ends)

@@ -14,7 +14,6 @@ from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
-    ancestors,
     called_name,
     enclosing_function,
     last_name,
@@ -52,7 +51,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         # The first save of a function stands for those after it.
         is_shown = is_shown and (function is None or function not in functions)
         functions.add(function)
-        if not is_shown or _is_made_if_missing(program, save.call) or _is_of_interrupt(save.call):
+        if not is_shown or _is_made_if_missing(program, save.call):
             severity = Severity.NOTE
         fix = _GATHERED if is_sharded else ""
         yield RULE.at(source, save.call, message, fix=fix, severity=severity)
@@ -84,12 +83,6 @@ def _is_of_model(program: Program, save: Save) -> bool:
     )
 
 
-def _is_of_interrupt(call: ast.Call) -> bool:
-    """In `except KeyboardInterrupt`, which a launcher sends to some of the ranks."""
-    handlers = [outer for outer in ancestors(call) if isinstance(outer, ast.ExceptHandler)]
-    return any(last_name(handler.type or call) == "KeyboardInterrupt" for handler in handlers)
-
-
 def _is_made_if_missing(program: Program, call: ast.Call) -> bool:
     """`if not os.path.exists(path):`: what is computed once is there in most runs."""
     return any(
@@ -103,7 +96,11 @@ def _writes_part(program: Program, call: ast.Call) -> bool:
     """Whether what is written to an open file is of this rank's part of the data."""
     block = _block_of(call)
     writes = [inner for inner in nodes_in(block, ast.Call) if called_name(inner) in _WRITES]
-    return any(is_of_part(program, write.args[0]) for write in writes if write.args)
+    function = enclosing_function(call) or program.source_of(call).tree
+    is_collected = bool(nodes_in(function, ast.For))  # not a number of the whole dataset
+    return is_collected and any(
+        is_of_part(program, write.args[0]) for write in writes if write.args
+    )
 
 
 def _appends(call: ast.Call) -> bool:

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
-from drumline_lint.flow.conditions import held_conditions, names_option
 from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import guards, is_main_only, is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
@@ -17,12 +16,9 @@ from drumline_lint.program.tree import (
     called_name,
     enclosing_class,
     enclosing_function,
-    last_name,
     nodes_in,
-    owner_of,
     parent_of,
 )
-from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_in_memory, is_own
 
@@ -63,53 +59,9 @@ def _is_resumed(program: Program, source: Source, call: ast.Call) -> bool:
     method = enclosing_function(call)
     owner = None if method is None else enclosing_class(method)
     is_part = owner is not None and program.is_module(owner)  # often of another program
-    is_come_to = is_on_every_rank(program, call) and not _is_left_out(program, source, call)
+    is_come_to = is_on_every_rank(program, call)
     is_run = is_of_ranks(program, source) and is_come_to and not is_part
     return is_loaded and is_run and _holds_state(program, source, argument(call, 0, "f"))
-
-
-def _is_left_out(program: Program, source: Source, call: ast.Call) -> bool:
-    """Whether it is for an option that a command line written in the file, as in
-    `parser.parse_args("--epochs 3".split())`, does not have."""
-    parsing = program.index(source).calls.get("parse_args", ())
-    lines = [_fixed_words(each.args[0]) for each in parsing if each.args]
-    if not lines or len(lines) < len(parsing) or not all(lines):
-        return False
-    words = [word for line in lines for word in line]
-    names = {_option_name(word) for word in words}
-    tests = [test for test, holds in held_conditions(program, call) if holds]
-    return any(
-        names_option(ast.unparse(test))
-        and last_name(test) not in names
-        and not _has_default(program, source, test.attr)
-        for test in tests
-        if isinstance(test, ast.Attribute)
-    )
-
-
-def _has_default(program: Program, source: Source, option: str) -> bool:
-    """Whether a file's own parser sets an option that is not given."""
-    declared = [
-        call
-        for call in program.index(source).calls.get("add_argument", ())
-        if any(_option_name(str(getattr(word, "value", ""))) == option for word in call.args)
-    ]
-    defaults = [program.values(argument(call, None, "default")) for call in declared]
-    return any(values - {ConstantValue(None)} for values in defaults)
-
-
-def _option_name(word: str) -> str:
-    """`load_from` of `--load-from=last.pt`"""
-    return word.partition("=")[0].lstrip("-").replace("-", "_")
-
-
-def _fixed_words(words: ast.expr) -> list[str]:
-    """`"--epochs 3".split()` and `["--epochs", "3"]`"""
-    is_split = isinstance(words, ast.Call) and called_name(words) == "split"
-    whole = owner_of(words) if isinstance(words, ast.Call) and is_split else None
-    written = words.elts if isinstance(words, ast.List) else [whole]
-    texts = [part.value for part in written if isinstance(part, ast.Constant)]
-    return " ".join(map(str, texts)).split() if len(texts) == len(written) else []
 
 
 def _holds_state(program: Program, source: Source, path: ast.expr | None) -> bool:

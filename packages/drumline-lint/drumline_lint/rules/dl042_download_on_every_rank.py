@@ -11,7 +11,8 @@ from drumline_lint.flow.conditions import conditions, rank_tests_at
 from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import WAITING, is_on_every_rank
 from drumline_lint.program.calls import argument
-from drumline_lint.program.names import ACCELERATOR, DDP, DEEPSPEED, FABRIC, FSDP
+from drumline_lint.program.imports import calls_near, connected
+from drumline_lint.program.names import ACCELERATOR, DDP, DEEPSPEED, FABRIC, FSDP, INIT
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     called_name,
@@ -21,6 +22,8 @@ from drumline_lint.program.tree import (
     parent_of,
 )
 from drumline_lint.program.value import ConstantValue
+from drumline_lint.reading.allocation import processes_per_node
+from drumline_lint.reading.launchers import PYTHON
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own
 
@@ -31,6 +34,7 @@ _FETCHING = tuple(
     "torchvision.datasets.utils.download_and_extract_archive "
     "torchvision.datasets.utils.download_file_from_google_drive".split()
 )
+_OF_NODES = re.compile(r"(\w+\.)*(num_?|n_?)?nodes")
 _WRAPPING_LEFT_OUT = re.compile(r"^[ \t]*#.*\b(?:DistributedDataParallel|DDP)\(", re.MULTILINE)
 _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
 
@@ -41,7 +45,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     wrappings = program.calls(source, DDP, *FSDP, ACCELERATOR, FABRIC, DEEPSPEED)
     is_wrapping = next(wrappings, None) is not None
     is_for_one = not is_wrapping and _WRAPPING_LEFT_OUT.search(source.text) is not None
-    is_sure = is_of_ranks(program, source) and not source.is_notebook and not is_for_one
+    is_for_one = is_for_one or source.is_notebook or _has_one_rank_a_node(program, source)
+    is_sure = is_of_ranks(program, source) and not is_for_one
     severity = None if is_sure else Severity.NOTE
     downloads = list(_downloads(program, source))
     guarded = [call for call in downloads if not is_on_every_rank(program, call)]
@@ -56,6 +61,19 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "all ranks write the same files at the same time"
             )
             yield RULE.at(source, call, message, severity=severity)
+
+
+def _has_one_rank_a_node(program: Program, source: Source) -> bool:
+    """Whether each rank has a disk of its own, as scripts start them or as the world is counted:
+    `init_process_group(world_size=args.num_nodes)`."""
+    files = connected(program, source)
+    launches = [launch for file in files for launch in program.starts_of(file)]
+    launched = [launch for launch in launches if launch.kind != PYTHON]
+    sizes = [argument(call, None, "world_size") for call in calls_near(program, source, INIT)]
+    counted = [ast.unparse(size).lower() for size in sizes if size is not None]
+    is_by_name = bool(counted) and all(map(_OF_NODES.fullmatch, counted))
+    is_started = bool(launched) and all(processes_per_node(launch) == 1 for launch in launched)
+    return is_by_name or is_started
 
 
 def _is_done_before(program: Program, call: ast.Call) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Severity, rule
-from drumline_lint.flow.distributed import is_of_ranks
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import ancestors, called_name, calls_beside, owner_of
+from drumline_lint.program.tree import ancestors, owner_of
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own
 
@@ -26,10 +25,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 f"{source.code(call.func)} runs on every rank: "
                 "one deletes what another has written or is about to read"
             )
-            is_asked = any(called_name(asking) == "input" for asking in calls_beside(call))
-            is_seen = is_of_ranks(program, source) and not is_asked
-            severity = Severity.WARNING if is_seen else None
-            yield RULE.at(source, call, message, severity=severity)
+            yield RULE.at(source, call, message)
     for call in program.calls(source, "os.makedirs", "os.mkdir", "pathlib.Path.mkdir"):
         is_allowed = argument(call, 2, "exist_ok") is not None or has_unknown_arguments(call)
         if not is_allowed and _is_race(program, call):

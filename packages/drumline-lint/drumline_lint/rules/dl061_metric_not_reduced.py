@@ -238,7 +238,8 @@ def _divisions(source: Source, loop: Loop, severity: Severity | None) -> Iterato
         is_length = isinstance(divisor, ast.Call) and called_name(divisor) == "len"
         measured = divisor.args[0] if isinstance(divisor, ast.Call) and divisor.args else None
         is_whole = measured is not None and "dataset" in last_name(measured).lower()
-        if is_length and is_whole and is_after(division, loop):
+        is_scaled = _NUM_RANKS.search(source.code(statement_of(division))) is not None
+        if is_length and is_whole and is_after(division, loop) and not is_scaled:
             message = (
                 f"the sum of this rank's part is divided by {source.code(division.right)}, "
                 "which counts the samples of all ranks"

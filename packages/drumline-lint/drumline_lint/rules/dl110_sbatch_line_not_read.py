@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, rule
+from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.shell_parser import Word
 from drumline_lint.reading.slurm import header_lines
@@ -34,4 +34,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
                 f"sbatch does not expand {variable[0]}: it reads this line before any shell does"
             )
             fix = "write the value, or give the option on sbatch's command line"
-            yield RULE.at(script, Word(line.start, line.end), message, fix=fix)
+            # another program may put in the value first: envsubst
+            yield RULE.at(
+                script, Word(line.start, line.end), message, fix=fix, severity=Severity.NOTE
+            )

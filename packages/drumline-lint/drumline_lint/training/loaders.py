@@ -33,6 +33,7 @@ from drumline_lint.program.tree import (
     calls_beside,
     dotted,
     nodes_in,
+    parent_of,
 )
 from drumline_lint.program.value import CallResult, Instance
 
@@ -157,14 +158,21 @@ def is_part(program: Program, iterated: ast.expr) -> bool:
 
 def is_divided_loader(program: Program, loader: ast.Call) -> bool:
     """By a DistributedSampler, or by a subset that depends on the rank."""
-    if program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER):
-        return True
+    samplers = program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER)
+    if samplers:
+        return not any(_is_for_training_only(sampler.call) for sampler in samplers)
     subsets = [
         subset
         for subset in written_values(program, given(loader, "dataset"))
         if isinstance(subset, ast.Call) and called_name(subset) == "Subset"
     ]
     return any(depends_on_rank(program, part) for subset in subsets for part in subset.args[1:])
+
+
+def _is_for_training_only(sampler: ast.Call) -> bool:
+    """`DistributedSampler(data) if is_train else None`"""
+    choice = parent_of(sampler)
+    return isinstance(choice, ast.IfExp) and "train" in ast.unparse(choice.test)
 
 
 def is_stripe(program: Program, node: ast.AST) -> bool:
