@@ -130,7 +130,7 @@ SEVERITIES = {
     "long work before a barrier": (
         "DL025",
         WORK.replace("CALL", "data.map(tokenize).save_to_disk(out)") + "dist.barrier()\n",
-        Severity.WARNING,
+        Severity.NOTE,
     ),
     "the same data in the same order": (
         "DL003",
@@ -286,17 +286,25 @@ SEVERITIES = {
         + "build().load_state_dict(torch.load('last.pt')['model_state'])\n",
         Severity.WARNING,
     ),
-    "a model without a buffer that is seen": (
-        "DL040",
+    "a layer that is trained beside the wrapped model": (
+        "DL091",
         START
-        + "net = torch.nn.parallel.DistributedDataParallel(build())\n"
-        + "if dist.get_rank() == 0:\n    net(x)\n",
+        + "net = torch.nn.parallel.DistributedDataParallel(net)\nhead = torch.nn.Linear(8, 2)\n"
+        + "fast = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)\n",
         Severity.NOTE,
+    ),
+    "a model that Accelerate does not get": (
+        "DL091",
+        "import torch\nfrom accelerate import Accelerator\naccelerator = Accelerator()\n"
+        "net = torch.nn.Linear(8, 2)\nfast = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "fast, data = accelerator.prepare(fast, data)\n"
+        "for x in data:\n    accelerator.backward(net(x).sum())\n    fast.step()\n",
+        Severity.WARNING,
     ),
     "a model with a BatchNorm": (
         "DL040",
         NORM + "if dist.get_rank() == 0:\n    model(x)\n",
-        Severity.WARNING,
+        Severity.NOTE,
     ),
     "a state of the wrapper, and loaded into it": (
         "DL016",
@@ -356,20 +364,6 @@ SEVERITIES = {
         START + "def evaluate():\n    os.makedirs('scores')\nevaluate()\n",
         Severity.NOTE,
     ),
-    "rows that only one rank tokenizes, in one process": (
-        "DL025",
-        WORK.replace("CALL", "evaluate(data)").replace("evaluate", "tokenized")
-        + "dist.barrier()\n",
-        Severity.NOTE,
-    ),
-    "rows that only one rank tokenizes, in many processes": (
-        "DL025",
-        WORK.replace("CALL", "evaluate(data)")
-        .replace("evaluate", "tokenized")
-        .replace("(tokenize)", "(tokenize, num_proc=64)")
-        + "dist.barrier()\n",
-        Severity.WARNING,
-    ),
     "a timeout of a wrong type": (
         "DL025",
         START.replace("'nccl'", "'nccl', timeout=60"),
@@ -425,18 +419,19 @@ SEVERITIES = {
     ),
     "a model that rank 0 runs at an interval of tests": (
         "DL040",
-        NORM + "if dist.get_rank() == 0 and epoch % args.test_interval == 0:\n    model(x)\n",
+        NORM
+        + "if dist.get_rank() == 0 and epoch % args.test_interval == 0:\n    model(x).backward()\n",
         Severity.WARNING,
     ),
     "a model that rank 0 runs for debugging": (
         "DL040",
-        NORM + "if dist.get_rank() == 0 and args.debug:\n    model(x)\n",
+        NORM + "if dist.get_rank() == 0 and args.debug:\n    model(x).backward()\n",
         Severity.NOTE,
     ),
     "a model that a function runs": (
         "DL040",
         NORM + "def run(net):\n    net(x)\nif dist.get_rank() == 0:\n    run(model)\n",
-        Severity.WARNING,
+        Severity.NOTE,
     ),
     "an order of a single epoch": (
         "DL005",
@@ -502,34 +497,16 @@ SEVERITIES = {
         SPAWNED_TRACKER.replace("COUNT", "2"),
         Severity.WARNING,
     ),
-    "a writer that only rank 0 uses": (
-        "DL023",
-        WRITER + "def log(name, value):\n    writer.add_scalar(name, value)\n"
-        "if dist.get_rank() == 0:\n    log('loss', 0.1)\n",
-        Severity.NOTE,
-    ),
     "a writer that every rank uses": (
         "DL023",
         WRITER + "writer.add_scalar('loss', 0.1)\n",
-        Severity.WARNING,
+        Severity.NOTE,
     ),
     "a metric of a part": ("DL061", EVALUATION, Severity.WARNING),
     "a metric of a part that is meant": (
         "DL061",
         EVALUATION.replace("with torch", "# only results from rank 0 are used here\nwith torch"),
         Severity.NOTE,
-    ),
-    "a model that rank 0 runs between batches": (
-        "DL040",
-        NORM + "for x in batches:\n    model(x).backward()\n    if dist.get_rank() == 0:\n"
-        "        with torch.no_grad():\n            model(x)\n",
-        Severity.NOTE,
-    ),
-    "a model that rank 0 runs between batches, before a barrier": (
-        "DL040",
-        NORM + "for x in batches:\n    model(x).backward()\n    if dist.get_rank() == 0:\n"
-        "        with torch.no_grad():\n            model(x)\n    dist.barrier()\n",
-        Severity.WARNING,
     ),
     "a backward that Accelerate would not scale": (
         "DL070",

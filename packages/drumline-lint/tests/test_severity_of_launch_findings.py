@@ -31,7 +31,7 @@ SEVERITIES = {
     "P2P off, in a job of two nodes": (
         "DL123",
         "#!/bin/bash\n#SBATCH --nodes=2\nexport NCCL_P2P_DISABLE=1\nsrun python ddp.py\n",
-        Severity.WARNING,
+        Severity.NOTE,
     ),
     "a switch for debugging, for a trial": (
         "DL123",
@@ -63,7 +63,7 @@ SEVERITIES = {
         "DL123",
         "#SBATCH --nodes=2\nexport NCCL_SOCKET_IFNAME=ib0\n"
         "NCCL_IB_DISABLE=1 torchrun --nnodes=2 ddp.py\n",
-        Severity.WARNING,
+        Severity.NOTE,
     ),
     "a log of NCCL": (
         "DL123",

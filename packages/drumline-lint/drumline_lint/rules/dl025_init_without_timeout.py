@@ -38,8 +38,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 f"{where.code(work.func)} runs on one rank while the others wait in a barrier, "
                 "which fails after the default timeout"
             )
-            severity = Severity.NOTE if _is_perhaps_short(program, work) else None
-            yield RULE.at(where, work, message, severity=severity)
+            yield RULE.at(where, work, message)
             break
 
 
@@ -65,15 +64,6 @@ def _long_work(program: Program, source: Source) -> Iterator[ast.Call]:
                 is_evaluation = "eval" in called_name(call)  # which is mostly short
                 if not is_evaluation and any(map(_is_long, inner)):
                     yield call
-
-
-def _is_perhaps_short(program: Program, work: ast.Call) -> bool:
-    """`extractall`, or a `map` in one process whose rows nothing but a cache keeps."""
-    calls = [call for call in (work, *calls_made_in(program, work)) if _is_long(call)]
-    is_of_small = all(
-        called_name(call) == "map" and argument(call, None, "num_proc") is None for call in calls
-    )
-    return is_of_small or called_name(work) == "extractall"
 
 
 def _is_long(call: ast.Call) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
@@ -21,20 +20,16 @@ from drumline_lint.program.tree import (
     ancestors,
     called_name,
     calls_beside,
-    dotted,
     enclosing_function,
     is_after,
     nodes_in,
     scope_of,
 )
-from drumline_lint.program.value import CallResult, Class, ConstantValue, Function, Instance
+from drumline_lint.program.value import CallResult, ConstantValue
 from drumline_lint.reading.source import Source
-from drumline_lint.training.models import WRAPPERS, wrapped, wraps_any
+from drumline_lint.training.models import WRAPPERS, wraps_any
 
 RULE = rule("DL040")
-_BUFFERS = r"batchnorm|register_buffer|track_running_stats|resnet|"
-_WITH_BUFFERS = re.compile(_BUFFERS + r"torchvision\.models|\btimm\.create_model")
-_NEAR_BUFFERS = re.compile(_BUFFERS + r"torchvision|\btimm\.")
 _ALONE = "and the other ranks do not run it"
 _EFFECTS = {
     "gather": f"its forward gathers the weights from all ranks, {_ALONE}",
@@ -69,12 +64,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             if effect != "gather":
                 fix = f"run `{written}.module` here, or let every rank run it"
             following = _following_collectives(program, call)
-            is_sure = effect != "broadcast" or (_has_buffers(program, model) and following != [])
+            # most models have no buffers, and most broadcasts meet those of the next epoch
+            is_sure = effect != "broadcast" and not is_for_debugging(program, call)
             is_seen = running is call or model in call.args or bool(following)
-            is_seen = (
-                is_seen and is_of_ranks(program, source) and not is_for_debugging(program, call)
-            )
-            severity = None if is_sure and is_seen else Severity.NOTE
+            is_shown = is_sure and is_seen and is_of_ranks(program, source)
+            severity = None if is_shown else Severity.NOTE
             yield RULE.at(source, call, message, fix=fix, severity=severity)
 
 
@@ -182,17 +176,13 @@ def _evaluates(program: Program, call: ast.Call, written: str) -> bool:
     return is_for_all and running is not None and has_gradients_off(program, running)
 
 
-def _following_collectives(program: Program, call: ast.Call) -> list[ast.Call] | None:
-    """What all ranks come to after it in the loops around it that train. Where that is nothing, the
-    other ranks send their buffers next, and the two broadcasts meet. None outside of such
-    loops."""
+def _following_collectives(program: Program, call: ast.Call) -> list[ast.Call]:
+    """What all ranks come to after it in the loops around it that train."""
     loops = [outer for outer in ancestors(call) if isinstance(outer, ast.For | ast.While)]
-    around = [loop for loop in loops if any(map(is_backward, calls_made_in(program, loop)))]
-    if not around:
-        return None
     return [
         each
-        for loop in around
+        for loop in loops
+        if any(map(is_backward, calls_made_in(program, loop)))
         for each in nodes_in(loop, ast.Call)
         if is_after(each, call) and any(collectives_in(program, each))
     ]
@@ -201,80 +191,3 @@ def _following_collectives(program: Program, call: ast.Call) -> list[ast.Call] |
 def _sends_buffers(program: Program, wrapping: ast.Call) -> bool:
     option = argument(wrapping, 4, "broadcast_buffers")
     return option is None or program.values(option) == {ConstantValue(True)}
-
-
-def _has_buffers(program: Program, model: ast.expr) -> bool:
-    """Whether its classes, and what they use, name layers with buffers or a model of torchvision or
-    timm; where no class is seen, whether a file that makes it does."""
-    models = [
-        part
-        for wrapping in _wrappings(program, model)
-        for part in _wrapped_models(program, model, wrapping.call)
-    ]
-    origins = [origin for part in models for origin in written_values(program, part)]
-    texts = [ast.unparse(part) for part in (*models, *origins)]
-    texts += [program.name_of(origin.func) for origin in origins if isinstance(origin, ast.Call)]
-    classes = {class_ for part in models for class_ in _classes(program, part)}
-    if classes:
-        attached = [value for part in models for value in _attached(program, part)]
-        used = [class_ for value in attached for class_ in _classes(program, value)]
-        texts += _names_used_by(program, [*classes, *used])
-    is_named = any(_WITH_BUFFERS.search(text.lower()) is not None for text in texts)
-    files = [] if classes else [program.source_of(part) for part in models]
-    return is_named or any(_NEAR_BUFFERS.search(file.text.lower()) is not None for file in files)
-
-
-def _wrapped_models(program: Program, model: ast.expr, wrapping: ast.Call) -> list[ast.expr]:
-    """What a call of DDP wraps; in a function that wraps what it is given, what the call that made
-    this model gives it."""
-    inner = wrapped(wrapping)
-    function = enclosing_function(wrapping)
-    if inner is None:
-        return []
-    bindings = program.bindings(inner) if isinstance(inner, ast.Name) else []
-    parameters = [binding.node for binding in bindings if isinstance(binding.node, ast.arg)]
-    models = [
-        argument(call, number_of(function, parameter), parameter.arg)
-        for call in written_values(program, model)
-        if isinstance(call, ast.Call) and program.function_of(call) is function
-        for parameter in parameters
-        if function is not None
-    ]
-    return [part for part in models if part is not None] or [inner]
-
-
-def _classes(program: Program, model: ast.expr) -> list[ast.ClassDef]:
-    return [value.of for value in program.values(model) if isinstance(value, Instance)]
-
-
-def _attached(program: Program, model: ast.expr) -> list[ast.expr]:
-    """What is put into it later: `self.model.head = Head()`"""
-    prefix = f"{dotted(model)}."
-    return [
-        assignment.value
-        for assignment in program.index(program.source_of(model)).every(ast.Assign)
-        if any(dotted(target).startswith(prefix) for target in assignment.targets)
-    ]
-
-
-def _names_used_by(program: Program, classes: list[ast.ClassDef]) -> list[str]:
-    """What classes name, those that they inherit from, and what they use; of a library, also its
-    full name."""
-    texts = []
-    pending: list[ast.AST] = list(classes)
-    visited: set[ast.AST] = set()
-    while pending:
-        definition = pending.pop()
-        if definition in visited:
-            continue
-        visited.add(definition)
-        for option in nodes_in(definition, ast.keyword, into_functions=True):
-            texts.append(option.arg or "")
-        for part in nodes_in(definition, ast.Attribute, into_functions=True):
-            texts.append(dotted(part) or part.attr)
-        for name in nodes_in(definition, ast.Name, into_functions=True):
-            texts += [name.id, program.name_of(name)]
-            pending += [
-                value.node for value in program.values(name) if isinstance(value, Class | Function)
-            ]
-    return texts

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.conditions import rank_tests_at
 from drumline_lint.program.calls import argument
 from drumline_lint.program.origins import (
     depends_on_rank,
@@ -35,8 +34,7 @@ _OF_ONE_SHAPE = ("torch.distributed.all_gather", "torch.distributed.all_gather_i
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Lists with one tensor many times or none at all, and lists on ranks that must not have
-    one."""
+    """Lists with one tensor many times or none at all, and tensors of differing lengths."""
     for call in program.calls(source, *_GATHERING):
         buffers = written_values(program, call.args[0] if call.args else None)
         if any(_is_repeated(buffer) for buffer in buffers):
@@ -48,19 +46,6 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(source, call, message, fix="make it [None] * world_size")
     for call in program.calls(source, *_OF_ONE_SHAPE):
         yield from _of_own_length(program, source, call)
-    for call in program.calls(source, "torch.distributed.gather"):
-        listed = written_values(program, argument(call, 1, "gather_list"))
-        is_always = bool(listed) and all(_is_full(part) for part in listed)
-        if is_always and not any(rank_tests_at(program, call)):
-            message = "gather_list is given on every rank: only dst may have it, the others fail"
-            fix = "pass gather_list=parts if rank == dst else None"
-            yield RULE.at(source, call, message, fix=fix)
-
-
-def _is_full(listed: ast.expr) -> bool:
-    """A list with places; an empty one is as good as None on the other ranks."""
-    is_list = isinstance(listed, ast.List) and bool(listed.elts)
-    return is_list or isinstance(listed, ast.ListComp | ast.BinOp)
 
 
 def _is_repeated(buffer: ast.expr) -> bool:

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
-from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import is_single_process
 from drumline_lint.flow.loops import batch_loops
 from drumline_lint.program.imports import any_text_near
@@ -31,7 +30,6 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     yield from _unprepared(program, source)
     if any_text_near(program, source, "all_reduce", "allreduce", "average_gradients"):
         return
-    severity = None if is_of_ranks(program, source) else Severity.NOTE
     wrapped_names = _wrapped_names(program)
     for call in _optimizers(program, source):
         owners = _trained(program, call)
@@ -51,7 +49,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                     part for part in written_values(program, owner) if _is_in(program, part, source)
                 ]
                 place = makers[0] if makers else call
-                yield RULE.at(source, place, message, fix=fix, severity=severity)
+                yield RULE.at(source, place, message, fix=fix)
 
 
 def _is_in(program: Program, part: ast.expr, source: Source) -> bool:
@@ -124,6 +122,5 @@ def _unprepared(program: Program, source: Source) -> Iterator[Finding]:
                 f"accelerator.prepare gets the optimizer of {name}, and not {name}: "
                 "nothing averages its gradients, and the replicas differ from the first step on"
             )
-            yield RULE.at(
-                source, prepare, message, fix=f"pass {name} to accelerator.prepare as well"
-            )
+            fix = f"pass {name} to accelerator.prepare as well"
+            yield RULE.at(source, prepare, message, fix=fix, severity=Severity.WARNING)

@@ -23,8 +23,6 @@ _FOR_DEBUGGING = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING=1": "asks the driver for every tensor's memory",
     "NCCL_DEBUG=TRACE": "logs more than any other level",
 }
-# What a script says of a cluster that has InfiniBand or RoCE; others have neither.
-_FAST_NETWORK = re.compile(r"\bib\d|infiniband|mlx5|rdma|roce", re.IGNORECASE)
 _ASSIGNMENT_LINE = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=[^#]*$")
 _LONGEST_COMMENT = 1000
 _NAMED_FOR_DEBUGGING = re.compile(
@@ -48,22 +46,11 @@ def check_shell(script: Script) -> Iterator[Finding]:
             continue
         elif item.name in _TRANSPORTS and value in {"1", "TRUE", "YES"}:
             message = f"{item.name}=1 switches off {_TRANSPORTS[item.name]}"
-            if item.name != "NCCL_IB_DISABLE":
-                yield RULE.at(script, item, message, severity=_severity(script))
-            elif not _is_on_one_node(script):
-                has_any = _FAST_NETWORK.search(script.text) is not None
-                severity = _severity(script) if has_any else Severity.NOTE
-                yield RULE.at(script, item, message, severity=severity)
+            if item.name != "NCCL_IB_DISABLE" or not _is_on_one_node(script):
+                yield RULE.at(script, item, message)
         elif setting in _FOR_DEBUGGING and not _is_for_debugging(script):
             message = f"{setting} {_FOR_DEBUGGING[setting]}"
-            yield RULE.at(script, item, message, severity=_severity(script))
-
-
-def _severity(script: Script) -> Severity | None:
-    """A warning in a job that is known to have several nodes: nobody looks for a fault there."""
-    counts = [least_nodes(launch) for launch in launches(script)]
-    counts.append(script.sbatch.number("nodes"))
-    return Severity.WARNING if any(count is not None and count > 1 for count in counts) else None
+            yield RULE.at(script, item, message)
 
 
 def _may_have_nodes(script: Script) -> bool:
