@@ -15,7 +15,7 @@ from drumline_lint.flow.distributed import (
     speaks_of_ranks,
     starts_ranks,
 )
-from drumline_lint.flow.left_out import is_left_out
+from drumline_lint.flow.left_out import is_line_left_out
 from drumline_lint.flow.unused import lines_of_one_process, unused_lines
 from drumline_lint.program.imports import connected
 from drumline_lint.program.program import Program
@@ -113,7 +113,7 @@ def is_run(program: Program, source: Source, finding: Finding) -> bool:
     """Whether it is no test, and something in the program names the function that it is in; where
     programs with ranks import the file, something in them; and no option keeps it from being run."""
     place = finding.place
-    if source.is_test or (place.cell is None and is_left_out(program, source, place.line)):
+    if source.is_test or (place.cell is None and is_line_left_out(program, source, place.line)):
         return False
     not_run = [*unused_lines(program, source), *lines_of_one_process(program, source)]
     is_unused = place.path == str(source.path) and any(place.line in lines for lines in not_run)

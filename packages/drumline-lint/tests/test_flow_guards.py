@@ -279,6 +279,7 @@ FOR_ONE = {
     "asked with get": "if not opt.get('distributed', False):\n    here()",
     "no launcher": "if args.launcher == 'none':\n    here()",
     "an attribute": "if args.distributed:\n    dist.barrier()\nelse:\n    here()",
+    "a flag that is enabled": "if self.ddp_enabled:\n    dist.barrier()\nelse:\n    here()",
     "both must hold": "if dist.is_available() and dist.is_initialized():\n    pass\nelse:\n    here()",
     "one of both": "if not args.distributed and args.test:\n    here()",
     "early exit": "def f():\n    if args.distributed:\n        return\n    here()\nf()",

@@ -121,3 +121,17 @@ def test_after_an_interrupt() -> None:
     )
     findings = findings_in((("train.py", training),))
     assert [finding.severity for finding in findings if finding.rule == "DL014"] == [Severity.NOTE]
+
+
+@pytest.mark.parametrize(("words", "severity"), [("", Severity.NOTE), (" --ddp", Severity.WARNING)])
+def test_a_group_that_is_joined_under_an_option(words: str, severity: Severity) -> None:
+    training = (
+        "import argparse\nimport torch\nimport torch.distributed as dist\n"
+        "parser = argparse.ArgumentParser()\nparser.add_argument('--ddp', action='store_true')\n"
+        "args = parser.parse_args()\nif args.ddp:\n    dist.init_process_group('nccl')\n"
+        "    net = torch.nn.parallel.DistributedDataParallel(net)\n"
+        "torch.save(net.state_dict(), 'last.pt')\n"
+    )
+    script = f"torchrun --nproc_per_node=4 train.py{words}\n"
+    findings = findings_in((("train.py", training), ("run.sh", script)))
+    assert [each.severity for each in findings if each.rule == "DL014"] == [severity]

@@ -428,3 +428,16 @@ def test_a_file_that_is_imported_and_also_started_by_itself(
     files = (("train.py", training), ("train_ddp.py", started), ("run.sh", command + "\n"))
     severities = [each.severity for each in findings_in(files) if each.rule == "DL023"]
     assert severities == [severity]
+
+
+@pytest.mark.parametrize(("count", "severity"), [(1, Severity.NOTE), (8, Severity.WARNING)])
+def test_ranks_that_a_notebook_starts(count: int, severity: Severity) -> None:
+    text = (
+        "import accelerate, torch\nfrom torch.utils.data import DataLoader, DistributedSampler\n"
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "def train():\n    torch.distributed.init_process_group()\n    net = DDP(build())\n"
+        "    torch.save(net.module.state_dict(), 'last.pt')\n"
+        f"accelerate.notebook_launcher(train, num_processes={count})\n"
+    )
+    findings = findings_in((("case.py", text),))
+    assert [each.severity for each in findings if each.rule == "DL014"] == [severity]

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from drumline_lint.flow.conditions import conditions, is_dead
+from drumline_lint.flow.left_out import is_left_out
 from drumline_lint.program.calls import argument
 from drumline_lint.program.files import Files, package_of
 from drumline_lint.program.imports import (
@@ -80,7 +81,8 @@ def starts_ranks(program: Program, source: Source) -> bool:
     """
     if _is_for_one(program, source) or _never_joins(program, source):
         return False
-    if any(not is_dead(program, call) for call in program.calls(source, *_BEGINNINGS)):
+    calls = program.calls(source, *_BEGINNINGS)
+    if any(not is_dead(program, call) and not is_left_out(program, call) for call in calls):
         return True
     beginning = {enclosing_function(call) for call in program.all_calls(INIT)} - {None}
     names = {function.name for function in beginning if function is not None}
@@ -94,8 +96,10 @@ def _is_for_one(program: Program, source: Source) -> bool:
 
 
 def _spawns_one_process(program: Program, source: Source) -> bool:
-    """`spawn(train, nprocs=1)`"""
+    """`spawn(train, nprocs=1)`, `notebook_launcher(train, num_processes=1)`"""
     counts = [argument(call, 2, "nprocs") for call in _spawns(program, source)]
+    notebooks = program.index(source).calls.get("notebook_launcher", ())
+    counts += [argument(call, 2, "num_processes") for call in notebooks]
     return bool(counts) and all(ConstantValue(1) in program.values(count) for count in counts)
 
 

@@ -47,10 +47,9 @@ _GUARDING = re.compile(
 )
 _GUARDED_NAME = re.compile(r"rank_?0|rank_?zero|main_process|master|main_only|main_rank|is_main")
 WAITING = ("barrier", "synchronize", "wait_for_everyone")
-_FLAGS = set(
-    "ddp dist distributed is_ddp is_dist is_dist_avail_and_initialized is_distributed is_initialized "
-    "is_parallel multi_gpu multigpu multiprocessing_distributed parallel use_ddp use_dist "
-    "use_distributed".split()
+_FLAGS = re.compile(
+    r"((enable|is|use|with)_)?(ddp|dist|distributed|multi_?gpu|parallel)(_(enabled?|mode|training))?"
+    r"|is_dist_avail_and_initialized|is_initialized|multiprocessing_distributed"
 )
 _COUNTS = set("n_gpu n_gpus ngpu ngpus num_gpu num_gpus nprocs num_processes device_count".split())
 
@@ -204,7 +203,7 @@ def says_distributed(program: Program, test: ast.expr) -> bool | None:
         return deciding if deciding in answers else None
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _said_by_comparison(program, test)
-    is_flag = _named(test) in _FLAGS
+    is_flag = _FLAGS.fullmatch(_named(test)) is not None
     values = program.assigned(test) if isinstance(test, ast.Name) else []
     is_computed = len(values) == 1 and isinstance(values[0], (ast.Compare, ast.Call))
     return True if is_flag else says_distributed(program, values[0]) if is_computed else None

@@ -37,14 +37,8 @@ _UNKNOWN = object()
 """A value that may be anything."""
 
 
-def is_left_out(program: Program, source: Source, line: int) -> bool:
+def is_line_left_out(program: Program, source: Source, line: int) -> bool:
     """Whether what begins on a line is not reached, unless a user asks for it."""
-    statement = _statement_at(program, source, line)
-    return statement is not None and _is_left_out(program, statement, _DEEPEST)
-
-
-def _statement_at(program: Program, source: Source, line: int) -> ast.stmt | None:
-    """The innermost statement with this line."""
     around = [
         statement
         for kind, nodes in program.index(source).nodes.items()
@@ -52,17 +46,19 @@ def _statement_at(program: Program, source: Source, line: int) -> ast.stmt | Non
         for statement in nodes
         if statement.lineno <= line <= (statement.end_lineno or line)
     ]
-    return max(around, key=lambda statement: statement.lineno, default=None)
+    innermost = max(around, key=lambda statement: statement.lineno, default=None)
+    return innermost is not None and is_left_out(program, innermost)
 
 
-def _is_left_out(program: Program, node: ast.AST, depth: int) -> bool:
+def is_left_out(program: Program, node: ast.AST, depth: int = _DEEPEST) -> bool:
+    """Whether an option that is off is around it, or around all calls that lead to it."""
     if _is_for_interrupt(node) or any(
         _is_off(program, test, holds) for test, holds in held_conditions(program, node)
     ):
         return True
     function = enclosing_function(node)
     calls = program.callers(function) if function is not None and depth > 0 else []
-    return bool(calls) and all(_is_left_out(program, call, depth - 1) for call in calls)
+    return bool(calls) and all(is_left_out(program, call, depth - 1) for call in calls)
 
 
 def _is_for_interrupt(node: ast.AST) -> bool:
