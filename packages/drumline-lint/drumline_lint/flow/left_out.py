@@ -241,11 +241,11 @@ def _is_set(program: Program, source: Source, name: str) -> bool:
     if any(_assigns(program, file, name) for file in files):
         return True
     words = "[-_]".join(map(re.escape, name.split("_")))
-    given = re.compile(rf"(?<![\w.-])(--{words}(?![\w-])|\+*([\w.]+\.)?{re.escape(name)}=)")
+    setting = re.compile(rf"(?<![\w.-])(--{words}(?![\w-])|\+*([\w.]+\.)?{re.escape(name)}=)")
     flag = re.compile(rf"--{words}(?![\w-])")
     scripts = _texts_of_scripts(program)
     written = sum(len(flag.findall(file.text)) for file in files)
-    return written > len(_declarations(program, source, name)) or any(map(given.search, scripts))
+    return written > len(_declarations(program, source, name)) or any(map(setting.search, scripts))
 
 
 def _assigns(program: Program, source: Source, name: str) -> bool:
