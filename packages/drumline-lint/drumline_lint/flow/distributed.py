@@ -81,8 +81,8 @@ def starts_ranks(program: Program, source: Source) -> bool:
     """
     if _is_for_one(program, source) or _never_joins(program, source):
         return False
-    calls = program.calls(source, *_BEGINNINGS)
-    if any(not is_dead(program, call) and not is_left_out(program, call) for call in calls):
+    begun = program.calls(source, *_BEGINNINGS)
+    if any(not is_dead(program, call) and not is_left_out(program, call) for call in begun):
         return True
     beginning = {enclosing_function(call) for call in program.all_calls(INIT)} - {None}
     names = {function.name for function in beginning if function is not None}
