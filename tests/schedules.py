@@ -27,7 +27,7 @@ import torch
 
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.report.verify.run_check import verify_run
-from drumline.report.verify.samples import pieces_of, read_history
+from drumline.report.verify.samples import read_history
 from drumline.report.verify.section import Section
 from drumline.training.tasks.base import Task
 from tests.faults import AT_A_SAVE, AT_AN_EPOCH_END, PHASES, Fault, die_at
@@ -192,8 +192,7 @@ def covered(run: Path) -> str:
     history = read_history(run / "ledger.jsonl", Section("samples"))
     steps = [
         (piece.epoch, piece.low + number * piece.stride, piece.stride)
-        for ranges in history.ranges
-        for piece in pieces_of(ranges)
+        for piece in history.pieces
         for number in range(piece.last - piece.first + 1)
     ]
     return json.dumps(steps)

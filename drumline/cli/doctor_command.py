@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -361,7 +360,6 @@ def _report(findings: Sequence[Finding], notes: list[str], survey: Survey | None
         survey=survey,
         notes=notes,
         is_terminal=sys.stdout.isatty(),
-        width=shutil.get_terminal_size().columns,
     )
 
 

@@ -371,7 +371,7 @@ def doctor(text: str, capsys: pytest.CaptureFixture[str], *, is_terminal: bool) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TERM", "xterm")
         patch.setenv("FORCE_COLOR", "1")
-        report([finding], survey=survey, notes=[text], is_terminal=is_terminal, width=5000)
+        report([finding], survey=survey, notes=[text], is_terminal=is_terminal)
     return capsys.readouterr().out
 
 

@@ -8,7 +8,7 @@ block, so one piece covers these, and they are not checked one by one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -68,158 +68,28 @@ class StepsRecord:
 
 
 @dataclass(frozen=True)
-class StepRange:
-    """The samples of all ranks from one step to another."""
-
-    line: int
-    first: int
-    last: int
-    ranks: tuple[tuple[LedgerEntry, ...], ...]
-    start: LedgerStart
-    is_saved: bool
-    """Whether there may be a checkpoint of the last step."""
-
-    def cut(self, last: int) -> StepRange:
-        """The same up to an earlier step."""
-        ranks = []
-        for runs in self.ranks:
-            left = last - self.first + 1
-            entries = []
-            for run in runs:
-                if left > 0:
-                    entries.append(run.slice(0, min(run.steps, left)))
-                left -= run.steps
-            ranks.append(tuple(entries))
-
-        return replace(self, last=last, ranks=tuple(ranks))
-
-
-@dataclass
-class History:
-    """The starts of a run, and the valid ranges of steps, in the order of their steps."""
-
-    starts: list[LedgerStart]
-    ranges: list[StepRange]
-    saved_steps: set[int] = field(default_factory=set)
-    """Steps of which there may be a checkpoint, also those of void ranges."""
-
-    @property
-    def last_step(self) -> int:
-        """The last that is recorded, or that the run resumed from."""
-        last_recorded = self.ranges[-1].last if self.ranges else 0
-        last_start = self.starts[-1].step if self.starts else 0
-        return max(0, last_recorded, last_start)
-
-
-def read_history(path: Path, section: Section) -> History:
-    """Replay a ledger; damaged lines and steps that are missing or recorded twice become
-    problems."""
-    history = History([], [])
-    for line in read_json_lines(path):
-        where = f"{FILE}, line {line.number}"
-        if line.record is None:
-            section.note(where, "incomplete: cut off by a kill or a full disk")
-            continue
-        try:
-            entry = _entry(line.number, line.record, history)
-        except ValueError as error:
-            section.problem(where, str(error))
-            continue
-        if isinstance(entry, LedgerStart):
-            _add_start(history, entry, section)
-        else:
-            _add_range(history, entry, section)
-
-    return history
-
-
-def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart | StepRange:
-    """What a line records; a ValueError says what is wrong with it."""
-    kind = record.get("kind")
-    if kind not in ("start", "steps"):
-        raise ValueError(f"its kind is {kind!r}, which this version of Drumline does not know")
-    if kind == "steps" and not history.starts:
-        raise ValueError("steps, but no start of a job above them")
-
-    try:
-        if kind == "start":
-            return replace(untrusted.from_json(LedgerStart, record), line=line)
-        return _step_range(line, untrusted.from_json(StepsRecord, record), history.starts[-1])
-    except ValueError as error:
-        raise ValueError(f"damaged: {error}") from None
-
-
-def _step_range(line: int, record: StepsRecord, start: LedgerStart) -> StepRange:
-    """The steps of a record, if each rank has as many."""
-    ranks = tuple(tuple(from_json(entries)) for entries in record.ranks)
-    for rank, runs in enumerate(ranks):
-        if num_steps(runs) != record.last - record.first + 1:
-            steps = span(record.first, record.last, "step")
-            raise ValueError(f"{steps}, but rank {rank} has {num_steps(runs)}")
-    return StepRange(line, record.first, record.last, ranks, start, is_saved=not record.unsaved)
-
-
-def _add_start(history: History, start: LedgerStart, section: Section) -> None:
-    """Steps after it are void: they are repeated."""
-    if start.step > history.last_step:
-        lost = span(history.last_step + 1, start.step, "step")
-        what = f"the run resumed from step {start.step:,}; not recorded: {lost}"
-        section.problem(line_of(start), what)
-
-    history.starts.append(start)
-    history.saved_steps.add(start.step)
-    history.ranges = [
-        steps if steps.last <= start.step else steps.cut(start.step)
-        for steps in history.ranges
-        if steps.first <= start.step
-    ]
-
-
-def _add_range(history: History, steps: StepRange, section: Section) -> None:
-    """Its steps follow those above it."""
-    where = line_of(steps)
-    expected = history.last_step + 1
-    world_size = steps.start.world_size
-    if len(steps.ranks) != world_size:
-        section.problem(where, f"{len(steps.ranks)} ranks, but the job had {world_size}")
-    if steps.first > expected:
-        section.problem(where, f"not recorded above it: {span(expected, steps.first - 1, 'step')}")
-    elif steps.first < expected:
-        again = span(steps.first, min(expected - 1, steps.last), "step")
-        section.problem(where, f"recorded twice: {again}")
-
-    history.ranges.append(steps)
-    if steps.is_saved:
-        history.saved_steps.add(steps.last)
-
-
-def line_of(entry: LedgerStart | StepRange | EpochPiece) -> str:
-    """Where an entry is in the ledger."""
-    return f"{FILE}, line {entry.line}"
-
-
-# Pieces of epochs
-
-
-@dataclass(frozen=True)
 class EpochPiece:
-    """The positions [low, high) of an epoch, covered by steps from `first` on that take `stride`
+    """The steps from `first` to `last`, which take the positions of an epoch from `low` on, `stride`
     each."""
 
     epoch: int
     low: int
-    high: int
-    first: int
     stride: int
-    runs: tuple[LedgerEntry, ...]
-    """By rank."""
+    first: int
+    last: int
+    runs: Sequence[LedgerEntry]
+    """By rank, from the first step on."""
     start: LedgerStart
     line: int
 
     @property
-    def last(self) -> int:
-        """The last step of the piece."""
-        return self.step_at(self.high - 1)
+    def high(self) -> int:
+        """Where the next piece of the epoch begins."""
+        return self.end_of(self.last)
+
+    def end_of(self, step: int) -> int:
+        """The first position that is not covered when this step is done."""
+        return self.low + (step - self.first + 1) * self.stride
 
     def step_at(self, position: int) -> int:
         """The step that covers a position."""
@@ -237,6 +107,117 @@ class EpochPiece:
                 if max(moved.low, low) < min(moved.high, high):
                     ranks.add(rank)
         return f"{span(first, last, 'step')} on {named_ranks(sorted(ranks))}"
+
+
+@dataclass
+class History:
+    """The starts of a run, and its valid steps in order."""
+
+    starts: list[LedgerStart] = field(default_factory=list)
+    pieces: list[EpochPiece] = field(default_factory=list)
+    saved_steps: set[int] = field(default_factory=set)
+    """Steps of which there may be a checkpoint, also void ones."""
+
+    @property
+    def last_step(self) -> int:
+        """The last that is recorded, or that the run resumed from."""
+        last_recorded = self.pieces[-1].last if self.pieces else 0
+        last_start = self.starts[-1].step if self.starts else 0
+        return max(0, last_recorded, last_start)
+
+
+def read_history(path: Path, section: Section) -> History:
+    """Replay a ledger; damaged lines and steps that are missing or recorded twice become
+    problems."""
+    history = History()
+    for line in read_json_lines(path):
+        where = line_of(line.number)
+        if line.record is None:
+            section.note(where, "incomplete: cut off by a kill or a full disk")
+            continue
+
+        kind = line.record.get("kind")
+        try:
+            if kind == "start":
+                start = untrusted.from_json(LedgerStart, line.record)
+                _add_start(history, replace(start, line=line.number), section)
+            elif kind != "steps":
+                what = f"its kind is {kind!r}, which this version of Drumline does not know"
+                section.problem(where, what)
+            elif not history.starts:
+                section.problem(where, "steps, but no start of a job above them")
+            else:
+                record = untrusted.from_json(StepsRecord, line.record)
+                _add_steps(history, record, line.number, section)
+        except ValueError as error:
+            section.problem(where, f"damaged: {error}")
+
+    return history
+
+
+def line_of(number: int) -> str:
+    """Where a line of the ledger is."""
+    return f"{FILE}, line {number}"
+
+
+def _add_start(history: History, start: LedgerStart, section: Section) -> None:
+    """Steps after it are void: they are repeated."""
+    if start.step > history.last_step:
+        lost = span(history.last_step + 1, start.step, "step")
+        what = f"the run resumed from step {start.step:,}; not recorded: {lost}"
+        section.problem(line_of(start.line), what)
+
+    history.starts.append(start)
+    history.saved_steps.add(start.step)
+    history.pieces = [
+        replace(piece, last=min(piece.last, start.step))
+        for piece in history.pieces
+        if piece.first <= start.step
+    ]
+
+
+def _add_steps(history: History, record: StepsRecord, line: int, section: Section) -> None:
+    """These steps follow those above them; a ValueError if a rank has more or fewer."""
+    ranks = [from_json(entries) for entries in record.ranks]
+    for rank, runs in enumerate(ranks):
+        if num_steps(runs) != record.last - record.first + 1:
+            steps = span(record.first, record.last, "step")
+            raise ValueError(f"{steps}, but rank {rank} has {num_steps(runs)}")
+
+    start = history.starts[-1]
+    expected = history.last_step + 1
+    where = line_of(line)
+    if len(ranks) != start.world_size:
+        section.problem(where, f"{len(ranks)} ranks, but the job had {start.world_size}")
+    if record.first > expected:
+        section.problem(where, f"not recorded above it: {span(expected, record.first - 1, 'step')}")
+    elif record.first < expected:
+        again = span(record.first, min(expected - 1, record.last), "step")
+        section.problem(where, f"recorded twice: {again}")
+
+    if not record.unsaved:
+        history.saved_steps.add(record.last)
+    first = record.first
+    for count, block in _blocks(ranks):
+        epoch = block[0].epoch
+        stride = block[0].stride
+        low = min((run.low for run in block if run.high > run.low), default=block[0].low)
+        last = first + count - 1
+        piece = EpochPiece(epoch, low, stride, first, last, block, start, line)
+        history.pieces.append(piece)
+        first += count
+
+
+def _blocks(ranks: list[list[LedgerEntry]]) -> Iterator[tuple[int, list[LedgerEntry]]]:
+    """Blocks of steps in which every rank has one entry: how many steps, and the entries from the
+    first of them on."""
+    left = [list(runs) for runs in ranks]
+    while all(left):
+        count = min(runs[0].steps for runs in left)
+        yield count, [runs[0] for runs in left]
+        for runs in left:
+            rest = runs[0].slice(count, runs[0].steps - count)
+            runs[:1] = [rest] if rest.steps else []
 
 
 class CoverageFault(NamedTuple):
@@ -261,8 +242,7 @@ def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]
         return None
 
     epochs: dict[int, list[EpochPiece]] = defaultdict(list)
-    pieces = [piece for steps in history.ranges for piece in pieces_of(steps)]
-    for piece in pieces:
+    for piece in history.pieces:
         _check_batch(piece, section)
         epochs[piece.epoch].append(piece)
 
@@ -272,37 +252,10 @@ def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]
         if right > left + 1:
             section.problem(FILE, f"{span(left + 2, right, 'epoch')} missing")
 
-    _check_positions(pieces, history, section, checkpoints)
+    _check_positions(history, section, checkpoints)
     num_lost = _count_lost(history, section)
-    _summarise_samples(pieces, history, section, num_lost)
+    _summarise_samples(history, section, num_lost)
     return history
-
-
-# Pieces
-
-
-def pieces_of(steps: StepRange) -> Iterator[EpochPiece]:
-    """In the order of their steps."""
-    for first, runs in _blocks(steps):
-        epoch = runs[0].epoch
-        stride = runs[0].stride
-        low = min((run.low for run in runs if run.high > run.low), default=runs[0].low)
-        high = low + stride * runs[0].steps
-        yield EpochPiece(epoch, low, high, first, stride, tuple(runs), steps.start, steps.line)
-
-
-def _blocks(steps: StepRange) -> Iterator[tuple[int, list[LedgerEntry]]]:
-    """Blocks of steps in which every rank has one entry: the first step, and the ranks' entries cut
-    to the block."""
-    left = [list(runs) for runs in steps.ranks]
-    first = steps.first
-    while all(left):
-        count = min(runs[0].steps for runs in left)
-        yield first, [runs[0].slice(0, count) for runs in left]
-        for runs in left:
-            rest = runs[0].slice(count, runs[0].steps - count)
-            runs[:1] = [rest] if rest.steps else []
-        first += count
 
 
 def _check_batch(piece: EpochPiece, section: Section) -> None:
@@ -319,7 +272,7 @@ def _check_batch(piece: EpochPiece, section: Section) -> None:
             for rank, run in enumerate(piece.runs[:NAMED_FAULTS])
         )
         what = f"step {piece.first:,}: the ranks' samples are not one global batch: {had}"
-        section.problem(line_of(piece), what)
+        section.problem(line_of(piece.line), what)
 
 
 # An epoch
@@ -338,7 +291,7 @@ def _check_epoch(epoch: int, pieces: list[EpochPiece], section: Section, *, is_l
     _report_faults(epoch, "covered twice", list(_overlaps(ordered)), start, section)
     if start.samples is not None and reached > start.samples:
         what = f"epoch {epoch + 1} reaches position {reached - 1:,}, but there are {_describe_samples(start)}"
-        section.problem(line_of(ordered[-1]), what)
+        section.problem(line_of(ordered[-1].line), what)
 
     if len(section.problems) == num_problems:
         _check_steps(epoch, pieces, section)
@@ -351,9 +304,8 @@ def _check_order_stayed(epoch: int, pieces: list[EpochPiece], section: Section) 
         was, became = (f"{_describe_samples(start)}, seed {start.seed}" for start in (before, now))
         if was != became:
             what = f"the order of epoch {epoch + 1} changed, so samples may be missing or repeated"
-            section.problem(
-                line_of(now), f"{what}: {was} before step {now.step + 1:,}, {became} after"
-            )
+            changed = f"{was} before step {now.step + 1:,}, {became} after"
+            section.problem(line_of(now.line), f"{what}: {changed}")
 
 
 def _gaps(pieces: list[EpochPiece], end: int) -> Iterator[CoverageFault]:
@@ -433,7 +385,7 @@ def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None
         if piece.low != before.high:
             began = f"step {piece.first:,} began at position {piece.low:,} of epoch {epoch + 1}"
             what = f"{began}, but step {before.last:,} ended at {before.high:,}"
-            section.problem(line_of(piece), what)
+            section.problem(line_of(piece.line), what)
             return
 
     for piece in pieces:
@@ -444,7 +396,7 @@ def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None
         )
         if piece.stride != batch_size and not (is_last_step and piece.stride < batch_size):
             what = f"step {piece.first:,} had a global batch of {piece.stride:,}, not of {batch_size:,}"
-            section.problem(line_of(piece), what)
+            section.problem(line_of(piece.line), what)
 
 
 def _describe_samples(start: LedgerStart) -> str:
@@ -458,7 +410,6 @@ def _describe_samples(start: LedgerStart) -> str:
 
 
 def _check_positions(
-    pieces: list[EpochPiece],
     history: History,
     section: Section,
     saves: list[SavedPosition],
@@ -471,14 +422,11 @@ def _check_positions(
         section.problem(FILE, f"{ends}, but there {have} of {span(beyond[0], beyond[-1], 'step')}")
 
     for saved in saves:
-        covering = [piece for piece in pieces if piece.first <= saved.step <= piece.last]
+        covering = [piece for piece in history.pieces if piece.first <= saved.step <= piece.last]
         if not covering:
             continue
 
-        epoch, end = max(
-            (piece.epoch, piece.low + (saved.step - piece.first + 1) * piece.stride)
-            for piece in covering
-        )
+        epoch, end = max((piece.epoch, piece.end_of(saved.step)) for piece in covering)
         samples = covering[-1].start.samples
         allowed = [(epoch, end), (epoch + 1, 0)]
         if samples is not None:
@@ -496,52 +444,42 @@ def _count_lost(history: History, section: Section) -> int:
     total = 0
     for start in history.starts:
         for lost in start.lost:
-            earlier = [steps for steps in history.ranges if steps.start is not start]
-            count = sum(_samples_of(lost, steps) for steps in earlier)
+            earlier = [piece for piece in history.pieces if piece.start is not start]
+            count = sum(_samples_of(lost, piece) for piece in earlier)
             what = f"{plural(count, 'sample')} of {span(lost.first, lost.last, 'step')} were lost with rank {lost.rank}"
-            section.note(line_of(start), f"{what}, which the others continued without")
+            section.note(line_of(start.line), f"{what}, which the others continued without")
             total += count
 
     return total
 
 
-def _samples_of(lost: LostSteps, steps: StepRange) -> int:
-    """How many samples of this range the lost rank had in its lost steps."""
-    if lost.rank >= len(steps.ranks):
+def _samples_of(lost: LostSteps, piece: EpochPiece) -> int:
+    """How many samples of this piece the lost rank had in its lost steps."""
+    if lost.rank >= len(piece.runs):
         return 0
 
-    count = 0
-    for begin, runs in _blocks(steps):
-        run = runs[lost.rank]
-        first = max(lost.first, begin)
-        last = min(lost.last, begin + run.steps - 1)
-        count += max(0, last - first + 1) * (run.high - run.low)
-
-    return count
+    run = piece.runs[lost.rank]
+    lost_steps = min(lost.last, piece.last) - max(lost.first, piece.first) + 1
+    return max(0, lost_steps) * (run.high - run.low)
 
 
-def _summarise_samples(
-    pieces: list[EpochPiece],
-    history: History,
-    section: Section,
-    num_lost: int,
-) -> None:
+def _summarise_samples(history: History, section: Section, num_lost: int) -> None:
     """The counts and the summary line."""
     for before, now in pairwise(history.starts):
         if before.samples != now.samples:
             sizes = f"{_describe_samples(before)} before step {now.step + 1:,}, {_describe_samples(now)} after"
-            section.note(line_of(now), f"the dataset changed: {sizes}")
+            section.note(line_of(now.line), f"the dataset changed: {sizes}")
 
     section.counts = {
         "steps": history.last_step,
-        "positions": sum(piece.high - piece.low for piece in pieces),
+        "positions": sum(piece.high - piece.low for piece in history.pieces),
         "starts": len(history.starts),
     }
-    if not pieces:
+    if not history.pieces:
         section.summary = "no step is recorded yet"
         return
 
-    last = max(pieces, key=lambda piece: (piece.epoch, piece.high))
+    last = max(history.pieces, key=lambda piece: (piece.epoch, piece.high))
     is_ended = last.high == last.start.samples
     so_far = "" if is_ended else f", {last.high:,} of epoch {last.epoch + 1} so far"
     length = _describe_samples(last.start)

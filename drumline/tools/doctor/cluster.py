@@ -35,9 +35,7 @@ from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 from drumline.tools.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions
 from drumline.tools.doctor.ranks.rank_processes import Backend, HostRanks, collective_findings
 
-MAX_VALUES = 4
 MAX_PACKAGES = 10
-MAX_FINDINGS = 5
 SAME_ENVIRONMENT = (
     "install the same on all hosts: pip freeze > all.txt on one, pip install -r all.txt on others"
 )
@@ -74,12 +72,7 @@ class HostDifference:
 
     def text(self) -> str:
         """`2.13.0 on a and b; 2.11.0 on c`."""
-        shown = [f"{value} on {join_names(hosts)}" for value, hosts in self.groups[:MAX_VALUES]]
-        num_hidden = len(self.groups) - MAX_VALUES
-        if num_hidden > 0:
-            shown.append(f"and {num_hidden} more values")
-
-        return "; ".join(shown)
+        return "; ".join(f"{value} on {join_names(hosts)}" for value, hosts in self.groups)
 
     def finding(self, level: Level, fix: str) -> Finding:
         what = f"{self.name} differs across hosts: {self.text()}"
@@ -250,7 +243,7 @@ def _compare_folders(
     tables = {host: {name: folder["hash"]} for host, folder in folders.items()}
     for difference in differences(tables):
         (_, usual), *odd = difference.groups
-        for _, hosts in odd[:MAX_FINDINGS]:
+        for _, hosts in odd:
             folder = folders[hosts[0]]
             changed = join_names(changes(folders[usual[0]], folder))
             what = (
@@ -382,7 +375,7 @@ async def collectives_on_hosts(
     survey = coordinator.survey
     world_size = sum(procs.values())
     coordinator.progress(f"a process group of {plural(world_size, 'rank')}")
-    await coordinator.ask_all("close", ANSWER_S, {number: {} for number in procs}, lambda *_: None)
+    await coordinator.ask_all("close", ANSWER_S, {number: {} for number in procs}, object)
 
     first = survey.hosts[min(procs)]
     address = str(first.called if survey.by_ssh else first.address)
@@ -403,14 +396,13 @@ async def collectives_on_hosts(
         )
         first_rank += num_procs
 
-    outcomes: dict[int, list[dict[str, Any]]] = {}
-
-    def read(number: int, answer: Any) -> None:
-        host = survey.hosts[number].name
-        outcomes[number] = [{"host": host, **outcome} for outcome in answer]
-
-    await coordinator.ask_all("collectives", LIMIT_S + ANSWER_MARGIN_S, requests, read)
-    return [outcome for _, host_outcomes in sorted(outcomes.items()) for outcome in host_outcomes]
+    limit_s = LIMIT_S + ANSWER_MARGIN_S
+    answers = await coordinator.ask_all("collectives", limit_s, requests, list[dict[str, Any]])
+    return [
+        {"host": survey.hosts[number].name, **outcome}
+        for number, outcomes in sorted(answers.items())
+        for outcome in outcomes
+    ]
 
 
 def check_facts(survey: Survey) -> list[Finding]:

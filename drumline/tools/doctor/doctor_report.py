@@ -60,7 +60,6 @@ def report(
     survey: Survey | None = None,
     notes: Sequence[str] = (),
     is_terminal: bool = False,
-    width: int = 80,
 ) -> None:
     """On the screen: with colours on a terminal."""
     table = matrix_lines(survey) if survey is not None and len(survey.hosts) > 1 else ()
@@ -73,8 +72,7 @@ def report(
         show_lines(text for _, text in lines)
         return
 
-    console = make_console(width=width)
-
+    console = make_console()
     for level, text in lines:
         # It can be copied: the terminal wraps it, without line breaks in the text.
         console.print(one_line(text), style=COLOURS.get(level), soft_wrap=True)

@@ -168,7 +168,7 @@ def _is_clock_synchronized() -> bool | None:
 # GPUs, driver and the processes on the GPUs
 
 
-def gpu_facts(environment: Mapping[str, str], timeout_s: float = TIME_LIMIT_S) -> Facts:
+def gpu_facts(environment: Mapping[str, str]) -> Facts:
     """`driver`, `gpus`, and a `gpu_error` where nvidia-smi failed."""
     from_kernel = _known_to_kernel()
     program = shutil.which("nvidia-smi", path=environment.get("PATH"))
@@ -185,7 +185,7 @@ def gpu_facts(environment: Mapping[str, str], timeout_s: float = TIME_LIMIT_S) -
             encoding="utf-8",
             errors="replace",
             check=False,
-            timeout=timeout_s,
+            timeout=TIME_LIMIT_S,
         )
 
     # Without persistence mode the driver takes seconds to start. A process may hang in it, where no
@@ -194,10 +194,10 @@ def gpu_facts(environment: Mapping[str, str], timeout_s: float = TIME_LIMIT_S) -
     processes = in_background(lambda: query(f"--query-compute-apps={','.join(PROCESS_FIELDS)}"))
 
     try:
-        listed = listing.result(timeout_s)
-        apps = processes.result(timeout_s)
+        listed = listing.result(TIME_LIMIT_S)
+        apps = processes.result(TIME_LIMIT_S)
     except (TimeoutError, subprocess.TimeoutExpired):
-        error = f"nvidia-smi did not answer within {timeout_s:.1f} s"
+        error = f"nvidia-smi did not answer within {TIME_LIMIT_S:.1f} s"
         return {**from_kernel, "gpu_error": error}
 
     if listed.returncode == 0:
@@ -338,13 +338,15 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
 # Network cards, from /sys
 
 
-def card_facts(environment: Mapping[str, str], classes: Path = SYSTEM_CLASSES) -> Facts:
+def card_facts(environment: Mapping[str, str]) -> Facts:
     """`rdma`: a card for each active port; `interfaces`: `gbit` and `vendor` by name, where the
     kernel knows them; `nccl_plugin`: its path, or None."""
     return {
-        "rdma": [port for card in _entries(classes / "infiniband") for port in _active_ports(card)],
+        "rdma": [
+            port for card in _entries(SYSTEM_CLASSES / "infiniband") for port in _active_ports(card)
+        ],
         "interfaces": {
-            interface.name: _interface(interface) for interface in _entries(classes / "net")
+            interface.name: _interface(interface) for interface in _entries(SYSTEM_CLASSES / "net")
         },
         "nccl_plugin": _plugin(environment.get("LD_LIBRARY_PATH", "")),
     }

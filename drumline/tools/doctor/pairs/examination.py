@@ -19,9 +19,9 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from drumline.base.errors import PreflightError
 from drumline.base.text import plural
@@ -184,8 +184,33 @@ AGAIN_TIMES = 2
 Ports = dict[int, OpenPorts]
 WORST_FIRST = (Reason.NO_ANSWER, Reason.NO_ROUTE, Reason.REFUSED, Reason.WRONG_HOST, OPEN)
 Progress = Callable[[str], None]
-# What reading an answer of another version or program raises.
-UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ResolvedName:
+    """The answer to `names`, for each of them."""
+
+    addresses: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class PortResult:
+    """The answer to `probe`, for each target."""
+
+    outcome: str
+    received: int | None = None
+    passes: int | None = None
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """The answer to `measure`."""
+
+    latency_s: float = 0.0
+    bytes_per_s: float | None = None
+    error: str | None = None
 
 
 class Coordinator:
@@ -223,28 +248,24 @@ class Coordinator:
         action: str,
         limit_s: float,
         requests: Mapping[int, Message],
-        read: Callable[[int, Any], None],
-    ) -> None:
-        """Ask these hosts at once, as far as they are present. `read` gets the number of a host and
-        its answer. If the host is lost or the request fails, the survey has the reason."""
-        numbers = [number for number in requests if self.survey.hosts[number].absent is None]
-        asking = (self._ask(number, action, limit_s, requests[number], read) for number in numbers)
-        await asyncio.gather(*asking)
+        kind: type[T],
+    ) -> dict[int, T]:
+        """Ask these hosts at once, as far as they are present; returns the answers, which must be
+        of this kind. If a host is lost or the request fails, the survey has the reason."""
+        answers: dict[int, T] = {}
 
-    async def _ask(
-        self,
-        number: int,
-        action: str,
-        limit_s: float,
-        request: Message,
-        read: Callable[[int, Any], None],
-    ) -> None:
-        try:
-            read(number, await self.clients[number].ask(action, limit_s, **request))
-        except NodeRequestError as error:
-            self.survey.hosts[number].errors.append(f"{action}: {error.what}")
-        except (NodeLostError, *UNREADABLE) as error:
-            self._lose(number, error)
+        async def ask(number: int) -> None:
+            try:
+                answer = await self.clients[number].ask(action, limit_s, **requests[number])
+                answers[number] = from_json(kind, answer)
+            except NodeRequestError as error:
+                self.survey.hosts[number].errors.append(f"{action}: {error.what}")
+            except (NodeLostError, ValueError) as error:
+                self._lose(number, error)
+
+        numbers = [number for number in requests if self.survey.hosts[number].absent is None]
+        await asyncio.gather(*map(ask, numbers))
+        return answers
 
     async def _start(self, number: int) -> None:
         client = self.clients[number]
@@ -252,7 +273,7 @@ class Coordinator:
             await client.open()
             answer = await client.ask("begin", ANSWER_S, **asdict(self.settings))
             self._introduce(number, from_json(Introduction, answer))
-        except (NodeLostError, NodeRequestError, *UNREADABLE) as error:
+        except (NodeLostError, NodeRequestError, ValueError) as error:
             self._lose(number, error)
 
     def _introduce(self, number: int, answer: Introduction) -> None:
@@ -283,17 +304,17 @@ async def examine(hosts: Coordinator) -> None:
     survey = hosts.survey
     await hosts.start()
 
-    def read_facts(number: int, facts: Any) -> None:
-        survey.hosts[number].facts = from_json(dict[str, Any], facts)
-
     requests: dict[int, Message] = {number: {} for number in survey.present()}
-    facts = asyncio.create_task(hosts.ask_all("facts", FACTS_S, requests, read_facts))
+    asking = hosts.ask_all("facts", FACTS_S, requests, dict[str, Any])
+    facts = asyncio.create_task(asking)
     hosts.progress("every pair: names, then ports")
     await _resolve_names(hosts)
     choose_addresses(survey)
     ports = await _open_ports(hosts)
     await _probe_ports(hosts, ports)
-    await facts
+    for number, host_facts in (await facts).items():
+        survey.hosts[number].facts = host_facts
+
     await _measure_speed(hosts, ports)
 
     for number in survey.present():
@@ -309,14 +330,15 @@ async def _resolve_names(hosts: Coordinator) -> None:
     present = survey.present()
     request = {"names": [survey.hosts[number].called for number in present]}
 
-    def read(source: int, answer: Any) -> None:
+    requests = dict.fromkeys(present, request)
+    answers = await hosts.ask_all("names", ANSWER_S, requests, dict[str, ResolvedName])
+
+    for source, names in answers.items():
         for target in (number for number in present if number != source):
             edge = survey.edge(source, target)
-            resolved = answer[survey.hosts[target].called]
-            edge.addresses = resolved.get("addresses", [])
-            edge.name_error = resolved.get("error")
-
-    await hosts.ask_all("names", ANSWER_S, dict.fromkeys(present, request), read)
+            resolved = names.get(survey.hosts[target].called, ResolvedName())
+            edge.addresses = resolved.addresses
+            edge.name_error = resolved.error
 
 
 def choose_addresses(survey: Survey) -> None:
@@ -367,13 +389,10 @@ async def _open_ports(hosts: Coordinator) -> Ports:
         )
         requests[number] = asdict(request)
 
-    ports: Ports = {}
+    ports = await hosts.ask_all("listen", ANSWER_S, requests, OpenPorts)
+    for number, opened in ports.items():
+        survey.hosts[number].rendezvous_error = opened.rendezvous_error
 
-    def read(number: int, opened: Any) -> None:
-        ports[number] = from_json(OpenPorts, opened)
-        survey.hosts[number].rendezvous_error = ports[number].rendezvous_error
-
-    await hosts.ask_all("listen", ANSWER_S, requests, read)
     return ports
 
 
@@ -385,21 +404,20 @@ async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
         for number, plan in plans.items()
     }
 
-    def read(source: int, results: Any) -> None:
-        for (kind, target), result in zip(plans[source], results, strict=True):
-            edge = hosts.survey.edge(source, target.node)
-            outcome = result["outcome"]
-            if kind == "rendezvous":
-                edge.rendezvous = outcome
-            elif kind == "data":
-                edge.data = min(edge.data or OPEN, outcome, key=WORST_FIRST.index)
-                if "received" in result:
-                    edge.received = result["received"]
-                    edge.passes = result.get("passes")
-            else:
-                edge.others = {**(edge.others or {}), kind: outcome}
+    answers = await hosts.ask_all("probe", PROBE_S, requests, list[PortResult])
 
-    await hosts.ask_all("probe", PROBE_S, requests, read)
+    for source, results in answers.items():
+        for (kind, target), result in zip(plans[source], results, strict=False):
+            edge = hosts.survey.edge(source, target.node)
+            if kind == "rendezvous":
+                edge.rendezvous = result.outcome
+            elif kind == "data":
+                edge.data = min(edge.data or OPEN, result.outcome, key=WORST_FIRST.index)
+                if target.large:
+                    edge.received = result.received
+                    edge.passes = result.passes
+            else:
+                edge.others = {**(edge.others or {}), kind: result.outcome}
 
 
 def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str, Target]]:
@@ -454,20 +472,20 @@ async def _measure_in_rounds(
     seconds = min(LONGEST_S, max(SHORTEST_S, SPEED_BUDGET_S / (2 * len(planned) or 1)))
 
     async def measure(source: int, target: int) -> None:
-        edge = survey.edge(source, target)
-
-        def read(_: int, result: Any) -> None:
-            # The best measurement: nothing makes a link look faster than it is.
-            edge.error = result.get("error")
-            if "bytes_per_s" in result:
-                edge.bytes_per_s = max(edge.bytes_per_s or 0.0, result["bytes_per_s"])
-                edge.latency_s = min(edge.latency_s or result["latency_s"], result["latency_s"])
-
         receiver = survey.hosts[target]
         place = Target(target, receiver.address or "none", ports[target].data[0])
         request = {"target": asdict(place), "seconds": seconds}
-        if receiver.absent is None:
-            await hosts.ask_all("measure", MEASURE_S, {source: request}, read)
+        if receiver.absent is not None:
+            return
+
+        answers = await hosts.ask_all("measure", MEASURE_S, {source: request}, LinkSpeed)
+        for speed in answers.values():
+            edge = survey.edge(source, target)
+            edge.error = speed.error
+            # The best measurement: nothing makes a link look faster than it is.
+            if speed.bytes_per_s is not None:
+                edge.bytes_per_s = max(edge.bytes_per_s or 0.0, speed.bytes_per_s)
+                edge.latency_s = min(edge.latency_s or speed.latency_s, speed.latency_s)
 
     async def measure_both_ways(pair: Pair) -> None:
         for way in (pair, pair[::-1]):  # one after the other: they share the line

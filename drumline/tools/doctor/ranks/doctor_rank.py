@@ -170,21 +170,11 @@ class PhaseTimer:
         return {rank: json.loads(mark or NO_MARK) for rank, mark in marks.items()}
 
 
-def _finding(
-    where: str,
-    what: str,
-    fix: str = INSPECT_FIX,
-    *,
-    rank: int | None = None,
-) -> Finding:
+def _finding(where: str, what: str, fix: str = INSPECT_FIX, rank: int | None = None) -> Finding:
     return Finding("problem", "collectives", where, what, fix, rank)
 
 
-DEVICES = {
-    "auto": "auto",
-    "gloo": "cpu",
-    "nccl": "cuda",
-}
+DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 START_TIMEOUT_S = 60.0
 # torch's own timeouts name no rank, so they are longer.
 AFTER_OURS_S = 60.0
@@ -225,7 +215,7 @@ class RankReport:
         rank = self.ddp.rank
         host = self.ddp.host
         what = f"rank {rank} on {host}: {what}"
-        self.findings.append(Finding("problem", "collectives", host, what, fix, rank))
+        self.findings.append(_finding(host, what, fix, rank))
 
     def print(self) -> ExitCode:
         """Print the line. The rank and its timer may both call it: the second blocks until the
@@ -333,7 +323,7 @@ def main(argv: Sequence[str]) -> int:
     load_compiler()
     ddp = RunManager(
         watch=WatchConfig(sidecar="off"),  # PhaseTimer replaces it
-        device=DEVICES[backend],
+        device=DEVICES.get(backend, "auto"),
         backend=backend,
         start_timeout_s=START_TIMEOUT_S,
         train_timeout_s=float(limit_s) + AFTER_OURS_S,

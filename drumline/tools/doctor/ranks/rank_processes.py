@@ -30,6 +30,7 @@ PROGRAM = ("-m", "drumline.tools.doctor.ranks.doctor_rank")
 PHASE_LIMIT_S = 15.0
 # How long the others may take to report which rank they wait for, after the first has failed.
 AFTER_FAILURE_S = 12.0
+# Of its end, which has the result or the error.
 MAX_OUTPUT_BYTES = 1 << 18
 POLL_S = 0.05
 MAX_ERROR_LETTERS = 600
@@ -79,27 +80,19 @@ class RankProcesses:
             stack.callback(watcher.close, has_succeeded=True)
             stack.callback(self.kill)
             outputs = [
-                (
-                    stack.enter_context(tempfile.TemporaryFile()),
-                    stack.enter_context(tempfile.TemporaryFile()),
-                )
-                for _ in range(ranks.num_procs)
+                stack.enter_context(tempfile.TemporaryFile()) for _ in range(ranks.num_procs)
             ]
 
-            for number, (out, err) in enumerate(outputs):
-                variables = {
-                    **environment,
-                    **ranks.variables(number),
-                    guard.JOB_ENV: job,
-                }
-                self._start(ranks, variables, out, err)
+            for number, output in enumerate(outputs):
+                variables = {**environment, **ranks.variables(number), guard.JOB_ENV: job}
+                self._start(ranks, variables, output)
 
-            self._wait(ranks, [out for out, _ in outputs])
+            self._wait(ranks, outputs)
             codes = [process.poll() for process in self._running]  # None: it hangs
             self.kill()
             return [
-                {"rank": ranks.first_rank + number, **_outcome(code, out, err, ranks.limit_s)}
-                for number, (code, (out, err)) in enumerate(zip(codes, outputs, strict=True))
+                {"rank": ranks.first_rank + number, **_outcome(code, _text(output), ranks.limit_s)}
+                for number, (code, output) in enumerate(zip(codes, outputs, strict=True))
             ]
 
     def kill(self) -> None:
@@ -111,13 +104,7 @@ class RankProcesses:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
 
-    def _start(
-        self,
-        ranks: HostRanks,
-        environment: Mapping[str, str],
-        out: IO[bytes],
-        err: IO[bytes],
-    ) -> None:
+    def _start(self, ranks: HostRanks, environment: Mapping[str, str], output: IO[bytes]) -> None:
         """Start a rank, unless the ranks were killed meanwhile."""
         with self._lock:
             if self._is_over:
@@ -127,8 +114,8 @@ class RankProcesses:
                 [sys.executable, *PROGRAM, ranks.backend, str(PHASE_LIMIT_S)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
+                stdout=output,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
             self._running.append(process)
@@ -175,35 +162,25 @@ def read_result(text: str) -> dict[str, Any] | None:
     return None
 
 
-def _text(out: IO[bytes]) -> str:
-    """The beginning of what a rank printed."""
-    out.seek(0)
-    return out.read(MAX_OUTPUT_BYTES).decode(errors="replace")
+def _text(output: IO[bytes]) -> str:
+    """The end of what a rank printed."""
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - MAX_OUTPUT_BYTES))
+    return output.read().decode(errors="replace")
 
 
-def _outcome(
-    code: int | None,
-    out: IO[bytes],
-    err: IO[bytes],
-    limit_s: float,
-) -> dict[str, Any]:
+def _outcome(code: int | None, text: str, limit_s: float) -> dict[str, Any]:
     """The result of a rank, or how its process ended."""
-    if (result := read_result(_text(out))) is not None:
+    if (result := read_result(text)) is not None:
         return {"code": code, "result": result}
     if code is None:
         error = f"still running after {limit_s:g} s"
     else:
         error = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
 
-    err.seek(0, os.SEEK_END)
-    err.seek(max(0, err.tell() - 4 * MAX_ERROR_LETTERS))
-    lines = [line for line in err.read().decode(errors="replace").splitlines() if line.strip()]
+    lines = text.strip().splitlines()
     last_line = f": {lines[-1].strip()[:MAX_ERROR_LETTERS]}" if lines else ""
-    return {
-        "code": code,
-        "result": None,
-        "error": error + last_line,
-    }
+    return {"code": code, "result": None, "error": error + last_line}
 
 
 CPU_PROCS = 2
@@ -218,8 +195,7 @@ def local_collectives(
     *,
     environment: Mapping[str, str],
     num_gpus: int,
-    backend: Backend = "auto",
-    limit_s: float = LOCAL_LIMIT_S,
+    backend: Backend,
 ) -> tuple[list[Finding], Mapping[str, float]]:
     """Findings and numbers of `procs` ranks on this machine; by default one per GPU that torch
     sees, or two."""
@@ -234,7 +210,7 @@ def local_collectives(
     with socket.create_server((LOOPBACK, 0)) as free:
         port = free.getsockname()[1]
 
-    ranks = HostRanks(0, num_ranks, num_ranks, LOOPBACK, port, limit_s, backend)
+    ranks = HostRanks(0, num_ranks, num_ranks, LOOPBACK, port, LOCAL_LIMIT_S, backend)
     outcomes = [{"host": host, **outcome} for outcome in RankProcesses().run(ranks, environment)]
     return collective_findings(outcomes, {}), measured(outcomes)
 

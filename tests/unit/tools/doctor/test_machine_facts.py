@@ -120,7 +120,8 @@ def test_an_nvidia_smi_that_fails_or_hangs(
     )
     monkeypatch.setattr(machine_facts, "DRIVER_FOLDER", tmp_path)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    seen = gpu_facts(environment, 0.3 if "sleep" in script else 20)
+    monkeypatch.setattr(machine_facts, "TIME_LIMIT_S", 0.3 if "sleep" in script else 20)
+    seen = gpu_facts(environment)
     assert (seen["driver"], seen["gpu_error"]) == ("570.172.08", gpu_error)
     assert [(gpu["index"], gpu["name"], gpu["uuid"]) for gpu in seen["gpus"]] == [
         (0, "NVIDIA H200", "GPU-1f0a")

@@ -99,7 +99,7 @@ def test_the_result() -> None:
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_the_report_in_its_order(is_terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
     survey = examine(Cluster(3, closed={(0, 1)}))
-    report(pair_findings(survey), survey=survey, is_terminal=is_terminal, width=100)
+    report(pair_findings(survey), survey=survey, is_terminal=is_terminal)
     out = capsys.readouterr().out
     parts = ["every pair", "6 links, 5 fine", "problem: n000 -> n001", "result:"]
     places = [out.index(part) for part in parts]

@@ -11,6 +11,7 @@ import pytest
 
 from drumline.tools.doctor.finding import Finding, VariableFix
 from drumline.tools.doctor.machine.machine_checks import machine_findings
+from drumline.tools.doctor.machine import machine_facts
 from drumline.tools.doctor.machine.machine_facts import card_facts
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
 from drumline.tools.doctor.pairs.survey import OPEN, Edge, HostRecord, Survey
@@ -268,7 +269,7 @@ def test_lines_can_be_sourced_whatever_a_host_is_called() -> None:
     )
 
 
-def test_cards_are_read_from_sys(tmp_path: Path) -> None:
+def test_cards_are_read_from_sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
         "infiniband/mlx5_0/ports/1/link_layer": "InfiniBand\n",
@@ -290,7 +291,8 @@ def test_cards_are_read_from_sys(tmp_path: Path) -> None:
     (tmp_path / "infiniband/rdmap0/device").mkdir()
     (tmp_path / "infiniband/rdmap0/device/driver").symlink_to(tmp_path / "drivers/efa")
     (tmp_path / "libnccl-net.so").touch()
-    facts = card_facts({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"}, tmp_path)
+    monkeypatch.setattr(machine_facts, "SYSTEM_CLASSES", tmp_path)
+    facts = card_facts({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"})
     assert [(card["name"], card["kind"]) for card in facts["rdma"]] == [
         ("mlx5_0", "InfiniBand"), ("rdmap0", "EFA"),
     ]  # fmt: skip
@@ -299,7 +301,8 @@ def test_cards_are_read_from_sys(tmp_path: Path) -> None:
         facts["interfaces"]["lo"] == facts["interfaces"]["veth1"] == {"gbit": None, "vendor": None}
     )
     assert facts["nccl_plugin"] == str(tmp_path / "libnccl-net.so")
-    assert card_facts({}, tmp_path / "none")["rdma"] == []
+    monkeypatch.setattr(machine_facts, "SYSTEM_CLASSES", tmp_path / "none")
+    assert card_facts({})["rdma"] == []
 
 
 def test_a_host_with_an_older_drumline_reports_no_cards() -> None:
