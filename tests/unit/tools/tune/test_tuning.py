@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from drumline.tools.doctor.finding import Finding, VariableFix
-from drumline.tools.doctor.machine.machine_checks import machine_findings
 from drumline.tools.doctor.machine import machine_facts
+from drumline.tools.doctor.machine.machine_checks import machine_findings
 from drumline.tools.doctor.machine.machine_facts import card_facts
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
 from drumline.tools.doctor.pairs.survey import OPEN, Edge, HostRecord, Survey
