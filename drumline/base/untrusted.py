@@ -243,6 +243,11 @@ def read_json(kind: type[T], path: Path) -> T | None:
         return None
 
 
+def read_record(kind: type[T], path: Path, *, follow_links: bool = False) -> T:
+    """What a JSON file holds, as `from_json` makes it. Raises OSError, too."""
+    return from_json(kind, parse_json(read_regular(path, follow_links=follow_links)))
+
+
 def from_json(kind: type[T], value: Any) -> T:
     """A dataclass, from `asdict` of one, a TypedDict, or a NamedTuple, which is a list in JSON.
     Raises ValueError for anything else; names that it does not declare are left out."""

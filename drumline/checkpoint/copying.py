@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import Tensor
 from drumline.base.processes import cgroup_values
 from drumline.checkpoint import tensor_file
 from drumline.checkpoint.shard_files import Files, PartFiles
-from drumline.checkpoint.tensor_file import Staging, make_event
+from drumline.checkpoint.tensor_file import Staging, Tensors, make_event
 from drumline.rank.torch_internals import copy_to_each
 
 Kind = Literal["device", "pinned", "host", "none"]
@@ -88,7 +88,7 @@ class Copy:
 
         return float(began.elapsed_time(ready)) / 1000
 
-    def stream(self, tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    def stream(self, tensors: Tensors) -> Iterator[bytes | memoryview]:
         """The bytes of one file; its memory is freed as soon as they are written."""
         yield from tensor_file.stream(tensors, self.staging)
         if self.kind != "none" and isinstance(tensors, dict):

@@ -31,7 +31,7 @@ from drumline.base.untrusted import (
     from_json,
     make_own_folder,
     parse_json,
-    read_regular,
+    read_record,
     replace_text,
 )
 from drumline.runs import catalog, manifest
@@ -305,7 +305,7 @@ class MirroredRun:
     def _read_marker(self, folder: Path) -> Marker | None:
         """None: the run in this folder has no mirror at this address. Someone else may have written it."""
         with suppress(OSError, ValueError):
-            marker = from_json(Marker, parse_json(read_regular(folder / MARKER)))
+            marker = read_record(Marker, folder / MARKER)
             if marker.url == self.store.url:
                 return marker
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from drumline.base.errors import CheckpointError, OptimizerMismatchError, as_list
 from drumline.base.untrusted import MAX_BITS
+from drumline.checkpoint.tensor_file import Tensors
 from drumline.parallel.wrap import unwrap_model
 
 Models = nn.Module | Mapping[str, nn.Module]
@@ -68,7 +69,7 @@ def optimizer_state(
 def load_optimizer_state(
     model: Models,
     optimizer: Optimizer,
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     document: Mapping[str, Any],
 ) -> None:
     """Load a saved state into an optimizer, on any device; its groups must have the same parameters
@@ -174,7 +175,7 @@ def _differences(
                 yield f"{name} is {saved_shape} in the checkpoint and {shape} here"
 
 
-def _copies(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[str], Tensor]:
+def _copies(tensors: Tensors, device: torch.device) -> Callable[[str], Tensor]:
     """Looks up a saved tensor, copied to where the optimizer has it."""
     # Copies, because torch keeps these tensors, which may be mapped from a file. torch counts steps
     # on the CPU, and moves the count for fused and capturable optimizers.
@@ -200,7 +201,7 @@ def _in_form_of(current: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[st
 def _keep_as_saved(
     optimizer: Optimizer,
     parameters: Mapping[str, nn.Parameter],
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     document: Mapping[str, Any],
 ) -> None:
     """Undo what torch's loading changes: text, and state whose type differs from its parameter's.

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from drumline.base.errors import CheckpointError
 from drumline.base.untrusted import from_json
+from drumline.checkpoint.tensor_file import Tensors
 from drumline.parallel.shards import Rows, is_shard, like_shard, own_part, place_of, split_rows
 
 SHARDS_FILE = "sharded-tensors"
@@ -26,7 +27,7 @@ SHARDS_FILE = "sharded-tensors"
 _PART = re.compile(r"-part-\d{5,}$")
 _PIECE = re.compile(r"(.*)\[(\d{1,18}):(\d{1,18})\]", re.DOTALL)
 
-Files = Mapping[str, Mapping[str, Tensor]]
+Files = Mapping[str, Tensors]
 PartFiles = dict[str, dict[str, Tensor]]
 """What one rank writes."""
 _Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -124,17 +125,17 @@ def piece_names(name: str, tensor: Tensor) -> dict[int, str]:
     }
 
 
-def assemble(files: Files, shapes: Any) -> dict[str, Mapping[str, Tensor]]:
+def assemble(files: Files, shapes: Any) -> dict[str, Tensors]:
     """The files of a checkpoint with whole tensors; ValueError: a shard is missing, or has another
     shape."""
     by_file = from_json(Shapes, shapes)
     return {file: ShardedTensors(group, by_file.get(file, {})) for file, group in files.items()}
 
 
-class ShardedTensors(Mapping[str, Tensor]):
+class ShardedTensors(Tensors):
     """Tensors by name, some of them in shards, which are put together when asked for."""
 
-    def __init__(self, stored: Mapping[str, Tensor], shapes: Mapping[str, list[int]]) -> None:
+    def __init__(self, stored: Tensors, shapes: Mapping[str, list[int]]) -> None:
         self._whole = dict(stored)
         self._shapes = shapes
         self._pieces: dict[str, list[tuple[Rows, Tensor]]] = {name: [] for name in self._shapes}
@@ -199,9 +200,7 @@ def _check_pieces(name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]
         raise ValueError(f"rows {end} to {shape[0]} of {name} are missing")
 
 
-def own_shards(
-    tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def own_shards(tensors: Tensors, parameters: Tensors) -> dict[str, Tensor]:
     """The saved tensors as a sharded model takes them: what belongs to a sharded parameter and has
     its shape (the weights, an optimizer's state, an average) as a shard of this rank, of which only
     its own rows are read."""
@@ -212,7 +211,7 @@ def own_shards(
 def _own_shard(
     tensors: ShardedTensors,
     name: str,
-    parameters: Mapping[str, Tensor],
+    parameters: Tensors,
 ) -> Tensor:
     """One tensor as this rank takes it. State of a parameter is called `PARAMETER/KEY`."""
     owners = [parameters[part] for part in (name, *name.split("/")) if part in parameters]

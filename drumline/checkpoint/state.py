@@ -23,6 +23,7 @@ from drumline.base.text import join_names
 from drumline.checkpoint import store
 from drumline.checkpoint.optimizer_state import load_optimizer_state, optimizer_state
 from drumline.checkpoint.store import Snapshot
+from drumline.checkpoint.tensor_file import Tensors
 from drumline.parallel.shards import is_shard
 from drumline.parallel.wrap import unwrap_model
 from drumline.rank.collectives import gather_tensors
@@ -142,7 +143,7 @@ def _identity(tensor: Tensor, name: str) -> object:
 
 def load_model_state(
     model: nn.Module,
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     aliases: Mapping[str, str],
 ) -> None:
     """Copy the tensors into the model, on any device; if a name or shape does not match, nothing is
@@ -173,7 +174,7 @@ def _state_tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(entries)
 
 
-def _model_differences(saved: Mapping[str, Tensor], model: nn.Module) -> Iterator[str]:
+def _model_differences(saved: Tensors, model: nn.Module) -> Iterator[str]:
     """How saved tensors and a model differ: names, shapes, types, and tied tensors."""
     current = _state_tensors(model)
     yield from (f"{name} is missing in the checkpoint" for name in current if name not in saved)
@@ -267,14 +268,14 @@ def gather_rng(device: torch.device) -> dict[str, Tensor]:
     return {_rng_name(rank): state for rank, state in enumerate(gathered)}
 
 
-def restore_own_rng(saved: Mapping[str, Tensor], *, rank: int, device: torch.device) -> None:
+def restore_own_rng(saved: Tensors, *, rank: int, device: torch.device) -> None:
     """Restore this rank's random state. A rank that did not exist when it was saved keeps its new
     seed."""
     if (state := saved.get(_rng_name(rank))) is not None:
         restore_rng(state, device)
 
 
-def check_rng_file(path: Path, saved: Mapping[str, Tensor]) -> None:
+def check_rng_file(path: Path, saved: Tensors) -> None:
     """Refuse a checkpoint whose random states are not valid."""
     try:
         for state in saved.values():

@@ -24,6 +24,8 @@ from drumline.base.untrusted import open_regular
 from drumline.rank.tensor_hash import as_bytes
 from drumline.runs.manifest import CorruptCheckpointError
 
+Tensors = Mapping[str, Tensor]
+"""Tensors by name."""
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
 _TYPE_CODES = {
@@ -46,7 +48,7 @@ _TYPE_CODES = {
 }
 
 
-def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+def num_bytes(tensors: Tensors) -> int:
     """How many bytes these tensors take in a file, without its header; raises if one cannot be
     saved."""
     for name, tensor in tensors.items():
@@ -54,9 +56,7 @@ def num_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def stream(
-    tensors: Mapping[str, Tensor], staging: Staging | None = None
-) -> Iterator[bytes | memoryview]:
+def stream(tensors: Tensors, staging: Staging | None = None) -> Iterator[bytes | memoryview]:
     """The bytes of the file, piece by piece; tensors on a GPU are copied one after another, through
     `staging` while the one before is written."""
     yield _header(tensors)
@@ -82,7 +82,7 @@ def read(path: Path, *, follow_links: bool = False) -> dict[str, Tensor]:
     return tensors
 
 
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
+def _header(tensors: Tensors) -> bytes:
     """The length of the JSON text, and the text, padded."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -98,7 +98,7 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
     return _LENGTH.pack(len(text)) + text
 
 
-def _order(tensors: Mapping[str, Tensor]) -> list[str]:
+def _order(tensors: Tensors) -> list[str]:
     # The widest types first: every tensor then starts at a multiple of its own item size.
     return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
 

@@ -4,7 +4,7 @@
     write      a thread writes the copy into a hidden folder (`store`)
     publish    the complete folder gets its name; the caller removes old ones, or uploads to a mirror
 
-Rank 0 writes, or several ranks do, each a part (`parts`). Only rank 0 reports and fails. The `Saver`
+Rank 0 writes, or several ranks do, each a part. Only rank 0 reports and fails. The `Saver`
 of a run and the `Checkpoint` of a user's own loop capture and publish; both write with this.
 """
 
@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from drumline.base.errors import CheckpointError, log
 from drumline.checkpoint import store, tensor_file
 from drumline.checkpoint.copying import Copier, Copy, Kind
-from drumline.checkpoint.parts import Collector, SaveMessages, write_own_part
 from drumline.checkpoint.shard_files import SHARDS_FILE, Files, assign, assign_shards, shapes_of
-from drumline.checkpoint.store import WritingRank
+from drumline.checkpoint.store import Collector, SaveMessages, WritingRank, write_own_part
+from drumline.checkpoint.tensor_file import Tensors
 from drumline.rank.collectives import gather_json
 from drumline.rank.sealed_store import SealedStore
 
@@ -44,9 +43,9 @@ class CapturedState:
     """The content of a checkpoint."""
 
     step: int
-    live: dict[str, Mapping[str, Tensor]]
+    live: dict[str, Tensors]
     """Shares memory with the model and the optimizer: the next step changes it."""
-    frozen: dict[str, Mapping[str, Tensor]]
+    frozen: dict[str, Tensors]
     """Belongs to this save only."""
     documents: dict[str, Any]
     metrics: Mapping[str, float] = field(default_factory=dict)

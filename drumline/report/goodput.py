@@ -3,7 +3,7 @@ rank 0."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -40,40 +40,24 @@ class AttemptTimes:
         return max(0.0, self.last - self.first_step_at - self.evaluation_s - self.save_s)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Goodput:
     """Where the time went; the time between two commands is not counted."""
 
-    training_s: float = 0.0
-    evaluation_s: float = 0.0
-    start_s: float = 0.0
-    save_s: float = 0.0
-    restart_s: float = 0.0
-    """From the last event before a fault to the first step after the restart."""
-    repeated_s: float = 0.0
-    """Steps that had to be taken again, because they were not saved."""
+    seconds: Mapping[str, float]
+    """Of each part, in the order in which they are shown."""
 
     @property
     def total_s(self) -> float:
         """All seconds that count."""
-        return sum(seconds for _, seconds in self.parts())
+        return sum(self.seconds.values())
 
     @property
     def share(self) -> float:
         """The part of the time, from 0 to 1, that was spent on steps and evaluations that
         counted."""
-        return (self.training_s + self.evaluation_s) / self.total_s if self.total_s > 0 else 0.0
-
-    def parts(self) -> list[tuple[str, float]]:
-        """Each part with its name, in the order in which they are shown."""
-        return [
-            ("training", self.training_s),
-            ("evaluation", self.evaluation_s),
-            ("start", self.start_s),
-            ("saves", self.save_s),
-            ("restarts", self.restart_s),
-            ("steps repeated", self.repeated_s),
-        ]
+        useful_s = self.seconds["training"] + self.seconds["evaluation"]
+        return useful_s / self.total_s if self.total_s > 0 else 0.0
 
 
 def goodput_of(attempts: Sequence[AttemptTimes]) -> Goodput:
@@ -88,12 +72,16 @@ def goodput_of(attempts: Sequence[AttemptTimes]) -> Goodput:
     repeated_s = _repeated_s(attempts)
 
     return Goodput(
-        training_s=max(0.0, sum(attempt.steps_s for attempt in attempts) - repeated_s),
-        evaluation_s=sum(attempt.evaluation_s for attempt in attempts),
-        start_s=start_s,
-        save_s=sum(attempt.save_s for attempt in attempts),
-        restart_s=restart_s,
-        repeated_s=repeated_s,
+        {
+            "training": max(0.0, sum(attempt.steps_s for attempt in attempts) - repeated_s),
+            "evaluation": sum(attempt.evaluation_s for attempt in attempts),
+            "start": start_s,
+            "saves": sum(attempt.save_s for attempt in attempts),
+            # From the last event before a fault to the first step after the restart.
+            "restarts": restart_s,
+            # Because they were not saved.
+            "steps repeated": repeated_s,
+        }
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from drumline.base.errors import UsageError
 from drumline.base.text import number_ranges
-from drumline.base.untrusted import TEXT_BYTES, from_json, parse_json, parse_toml, read_regular
+from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_record, read_regular
 from drumline.metrics.display import event_line, metrics_of
 from drumline.report.curves import SCALING, Curve, Curves, evenly
 from drumline.report.event_sample import (
@@ -342,7 +342,7 @@ class _Environment(TypedDict):
 def _add_environment(run: RunData, path: Path) -> None:
     """Take the command, the versions, and where each rank runs."""
     try:
-        record = from_json(_Environment, parse_json(read_regular(path)))
+        record = read_record(_Environment, path)
     except (OSError, ValueError):
         return
 

@@ -12,13 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from drumline.base.untrusted import (
-    from_json,
-    make_own_folder,
-    parse_json,
-    read_regular,
-    replace_text,
-)
+from drumline.base.untrusted import make_own_folder, read_record, replace_text
 
 PROFILE_FOLDER = "profile"
 PROFILE_FILE = "profile.json"
@@ -290,7 +284,7 @@ def write_facts(folder: Path, facts: RankFacts) -> None:
 
 def read_facts(folder: Path, rank: int) -> RankFacts:
     """Raises OSError for a missing file, ValueError for a damaged one."""
-    facts = from_json(RankFacts, parse_json(read_regular(facts_path(folder, rank))))
+    facts = read_record(RankFacts, facts_path(folder, rank))
     _check_samples(facts.stacks)
     return facts
 

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from drumline.base.errors import UsageError
-from drumline.base.untrusted import (
-    from_json,
-    make_own_folder,
-    parse_json,
-    read_regular,
-    replace_text,
-)
+from drumline.base.untrusted import make_own_folder, read_record, replace_text
 from drumline.runs.profile_files import PROFILE_FILE as PROFILE_FILE
 from drumline.runs.profile_files import PROFILE_FOLDER as PROFILE_FOLDER
 from drumline.runs.profile_files import (
@@ -348,7 +342,7 @@ def read_profile(path: Path) -> ProfileResult:
     """The profile of a run folder, or of the file itself."""
     file = path / PROFILE_FOLDER / PROFILE_FILE if path.is_dir() else path
     try:
-        return from_json(ProfileResult, parse_json(read_regular(file, follow_links=file == path)))
+        return read_record(ProfileResult, file, follow_links=file == path)
     except FileNotFoundError:
         raise UsageError(
             f"{path} has no profile",

@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from drumline.base.errors import UsageError
-from drumline.base.untrusted import (
-    from_json,
-    make_own_folder,
-    parse_json,
-    read_regular,
-    replace_text,
-)
+from drumline.base.untrusted import make_own_folder, read_record, replace_text
 
 SCALE_FOLDER = "scale"
 USUAL: Mapping[int, tuple[float, float]] = {
@@ -173,7 +167,7 @@ def read_scaling(run: Path, kind: type[T]) -> list[T]:
 
 def _read(path: Path, kind: type[T]) -> T:
     try:
-        return from_json(kind, parse_json(read_regular(path)))
+        return read_record(kind, path)
     except (OSError, ValueError) as error:
         what = f"{path} is not a {kind.__name__.lower()}: {error}"
         raise UsageError(what, next_step="remove the file, or make it again") from None

@@ -31,7 +31,7 @@ from drumline.base.errors import (
     as_list,
     log,
 )
-from drumline.base.untrusted import from_json, make_own_folder, parse_json, read_regular
+from drumline.base.untrusted import from_json, make_own_folder, read_record
 from drumline.checkpoint import state, store
 from drumline.checkpoint.rank_states import sent_state, state_of_rank
 from drumline.checkpoint.shard_files import own_shards
@@ -227,7 +227,7 @@ def report_recovery(failure: Mapping[str, Any], reporter: Reporter, *, step: int
 def _read_launch(path: Path) -> _Launch | None:
     """None: there is no such file, or it is damaged."""
     try:
-        return from_json(_Launch, parse_json(read_regular(path)))
+        return read_record(_Launch, path)
     except (OSError, ValueError):
         return None
 

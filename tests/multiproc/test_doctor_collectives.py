@@ -215,9 +215,7 @@ def test_a_rank_that_a_finding_is_about_is_not_waited_for_and_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rank_processes, "PROGRAM", ("-c", BLAMES))
-    findings, numbers = local_collectives(
-        2, environment=ENVIRONMENT, num_gpus=0, backend="gloo", limit_s=100
-    )
+    findings, numbers = local_collectives(2, environment=ENVIRONMENT, num_gpus=0, backend="gloo")
     assert [finding.what for finding in findings] == ["rank 1 on h froze"]
     assert numbers == {}
 
@@ -234,7 +232,8 @@ def test_a_rank_that_prints_nothing_is_reported_with_its_exit(
     program: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_processes, "PROGRAM", ("-c", program))
-    findings, _ = local_collectives(1, environment=ENVIRONMENT, num_gpus=0, limit_s=1)
+    monkeypatch.setattr(rank_processes, "LOCAL_LIMIT_S", 1.0)
+    findings, _ = local_collectives(1, environment=ENVIRONMENT, num_gpus=0, backend="gloo")
     (found,) = findings
     assert found.line() == (f"problem: {HOST}: rank 0 gave no result: {what}")
 

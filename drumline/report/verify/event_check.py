@@ -34,13 +34,8 @@ class SeenEvent:
     number: Count
     kind: str
     step: Count = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeenStart(SeenEvent):
-    """A start of the job."""
-
     world_size: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """Of a start of the job."""
 
 
 @dataclass
@@ -143,15 +138,14 @@ def _add(
     events.num_attempts += begins
     events.next_number = number + 1
     events.num_events += 1
-    kind = SeenStart if record.get("kind") == "start" else SeenEvent
     try:
-        event = from_json(kind, {**record, "line": line})
+        event = from_json(SeenEvent, {**record, "line": line})
     except ValueError as error:
         section.problem(where, f"damaged: {error}")
         return
 
     events.events.append(event)
-    if isinstance(event, SeenStart):
+    if event.kind == "start":
         events.world_size = max(events.world_size, event.world_size)
 
 

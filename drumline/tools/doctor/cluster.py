@@ -33,7 +33,12 @@ from drumline.tools.doctor.pairs.examination import (
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 from drumline.tools.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions
-from drumline.tools.doctor.ranks.rank_processes import Backend, HostRanks, collective_findings
+from drumline.tools.doctor.ranks.rank_processes import (
+    Backend,
+    HostRanks,
+    RankOutcome,
+    collective_findings,
+)
 
 MAX_PACKAGES = 10
 SAME_ENVIRONMENT = (
@@ -269,7 +274,7 @@ class DoctorOptions:
 class DoctorResult:
     survey: Survey
     findings: list[Finding] = field(default_factory=list)
-    collectives: list[dict[str, Any]] | None = None
+    collectives: list[RankOutcome] | None = None
 
     @property
     def exit_code(self) -> ExitCode:
@@ -370,7 +375,7 @@ async def _examine(
 
 async def collectives_on_hosts(
     coordinator: Coordinator, procs: Mapping[int, int], backend: Backend
-) -> list[dict[str, Any]]:
+) -> list[RankOutcome]:
     """The outcome of each rank, in the order of ranks; `procs`: how many ranks each host has."""
     survey = coordinator.survey
     world_size = sum(procs.values())
@@ -397,7 +402,7 @@ async def collectives_on_hosts(
         first_rank += num_procs
 
     limit_s = LIMIT_S + ANSWER_MARGIN_S
-    answers = await coordinator.ask_all("collectives", limit_s, requests, list[dict[str, Any]])
+    answers = await coordinator.ask_all("collectives", limit_s, requests, list[RankOutcome])
     return [
         {"host": survey.hosts[number].name, **outcome}
         for number, outcomes in sorted(answers.items())

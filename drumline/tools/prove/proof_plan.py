@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from drumline.base.text import plural
@@ -231,23 +231,21 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
         if attempt == MAX_ATTEMPTS - 1:
             step = earliest
             moment = "step"
-        kill = _kill(moment, step, wait, pattern)
-        if options.rank is None and kill.moment == "save" and kill.step == options.steps:
+        # In the next save or evaluation from this step on, if that is the moment; if there is none,
+        # after the step.
+        times = pattern.get(moment, {})
+        following = [candidate for candidate in times if candidate >= step]
+        if following:
+            step = min(following)
+            wait /= 3  # near its end it has often finished already
+        else:
+            moment = "step"
+
+        if options.rank is None and moment == "save" and step == options.steps:
             # the others are done: if one of them is killed, rank 0 still completes the save and the
             # run
             rank = 0
         ranks = tuple(range(world)) if options.rank == "all" else (int(options.rank or rank),)
-        kills.append(replace(kill, ranks=ranks))
+        kills.append(Kill(moment, step, ranks, wait, times.get(step)))
 
     return kills
-
-
-def _kill(moment: Moment, step: int, wait: float, pattern: RunPattern) -> Kill:
-    """In the next save or evaluation from this step on, if that is the moment; if there is none,
-    after the step."""
-    times = pattern.get(moment, {})
-    chosen = next((candidate for candidate in sorted(times) if candidate >= step), None)
-    if chosen is None:
-        return Kill("step", step, (), wait, None)
-    # In the first third: near its end it has often finished already.
-    return Kill(moment, chosen, (), wait / 3, times[chosen])

@@ -15,10 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drumline.base.errors import CheckpointError
-from drumline.checkpoint import parts, store, tensor_file
-from drumline.checkpoint.parts import Collector, SaveMessages, write_own_part
+from drumline.checkpoint import store, tensor_file
 from drumline.checkpoint.shard_files import PartFiles, assign
-from drumline.checkpoint.store import WritingRank
+from drumline.checkpoint.store import Collector, SaveMessages, WritingRank, write_own_part
 from drumline.rank.sealed_store import SealedStore
 from drumline.runs import catalog
 
@@ -34,7 +33,7 @@ def tensors(size: int = 8) -> Tensors:
 
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "SEEN_S", 0.2)
+    monkeypatch.setattr(store, "SEEN_S", 0.2)
 
 
 class Job:

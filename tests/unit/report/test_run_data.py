@@ -64,10 +64,16 @@ def test_the_parts_of_the_time_add_up_and_repeated_steps_are_lost(tmp_path: Path
     goodput = goodput_of(run.attempts)
     # 220 steps were taken; 20 of the 120 before the fault again. Saves at 50, 100, then 150 and
     # 200.
-    assert goodput.training_s == pytest.approx(20.0)
-    assert goodput.repeated_s == pytest.approx(2.0)
-    assert (goodput.start_s, goodput.restart_s) == (pytest.approx(10.0), pytest.approx(8.0))
-    assert (goodput.evaluation_s, goodput.save_s) == (pytest.approx(4.0), pytest.approx(2.0))
+    assert goodput.seconds == pytest.approx(
+        {
+            "training": 20.0,
+            "evaluation": 4.0,
+            "start": 10.0,
+            "saves": 2.0,
+            "restarts": 8.0,
+            "steps repeated": 2.0,
+        }
+    )
     assert goodput.total_s == pytest.approx(RunClock(run.attempts).seconds) == pytest.approx(46.0)
     assert goodput.share == pytest.approx(24 / 46)
     loss = run.curves[0]

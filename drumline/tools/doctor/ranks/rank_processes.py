@@ -35,6 +35,8 @@ MAX_OUTPUT_BYTES = 1 << 18
 POLL_S = 0.05
 MAX_ERROR_LETTERS = 600
 Backend = Literal["auto", "gloo", "nccl"]
+RankOutcome = dict[str, Any]
+"""What a rank has printed, or how its process has ended."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class RankProcesses:
         self._running: list[subprocess.Popen[bytes]] = []
         self._is_over = False
 
-    def run(self, ranks: HostRanks, environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    def run(self, ranks: HostRanks, environment: Mapping[str, str]) -> list[RankOutcome]:
         """For each rank `result`, what it printed, or None and an `error`; no process is left when
         this returns."""
         job = guard.new_job()
@@ -169,7 +171,7 @@ def _text(output: IO[bytes]) -> str:
     return output.read().decode(errors="replace")
 
 
-def _outcome(code: int | None, text: str, limit_s: float) -> dict[str, Any]:
+def _outcome(code: int | None, text: str, limit_s: float) -> RankOutcome:
     """The result of a rank, or how its process ended."""
     if (result := read_result(text)) is not None:
         return {"code": code, "result": result}
@@ -185,9 +187,6 @@ def _outcome(code: int | None, text: str, limit_s: float) -> dict[str, Any]:
 
 CPU_PROCS = 2
 LOCAL_LIMIT_S = 120.0
-
-# The result of one rank from `RankProcesses.run`, with its host.
-RankOutcome = Mapping[str, Any]
 
 
 def local_collectives(

@@ -41,7 +41,6 @@ def healthy(host: str = "node-a", **changes: Any) -> dict[str, Any]:
         "cpus": {"count": 32, "usable": 32, "quota": None},
         "shm": {"bytes": 256 * GIB, "free_bytes": 256 * GIB},
         "open_files": {"soft": 65536, "hard": 65536},
-        "threads": None,
         "variables": {},
         "packages": {"drumline": "0.1.0", "numpy": "2.4.6", "torch": "2.13.0"},
         "addresses": ["10.0.0.1"],
