@@ -70,10 +70,11 @@ def is_best(
     value = metrics.get(metric, math.nan)
     if not math.isfinite(value):
         return False
-    step = best(root, metric=metric, higher_is_better=higher_is_better)
-    if step is None:
+    complete = complete_checkpoints(root)
+    best_first = ranked(complete, metric, higher_is_better)
+    if not best_first:
         return True
-    best_value = catalog.check_sizes(root / catalog.folder_name(step)).metrics[metric]
+    best_value = complete[best_first[0]].metrics[metric]
 
     return value >= best_value if higher_is_better else value <= best_value
 

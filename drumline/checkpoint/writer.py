@@ -73,8 +73,7 @@ Writers = Literal["one", "nodes", "ranks"]
 
 def is_writer(who: Writers, local_rank: int) -> bool:
     """Whether a rank writes, besides rank 0, by its number on its host."""
-    is_first = local_rank == 0
-    return {"one": is_first, "nodes": is_first, "ranks": True}[who]
+    return {"one": False, "nodes": False, "ranks": True}[who] or local_rank == 0
 
 
 class CheckpointWriter:

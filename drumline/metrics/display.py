@@ -65,6 +65,12 @@ class Display:
         elif (line := event_line(event)) is not None:
             self.show_line(event, line)
 
+    def show_start(self, event: Event) -> None:
+        self.show_page(event, opening_page(event))
+
+    def show_end(self, event: Event) -> None:
+        self.show_page(event, closing_page(event))
+
     def show_logged(self, event: Event) -> None:
         """A name at most every few seconds."""
         last_time = self._logged_at.get(event["name"], float("-inf"))
@@ -73,6 +79,9 @@ class Display:
             self.show_line(event, logged_line(event))
 
     def show_line(self, event: Event, line: str) -> None:
+        pass
+
+    def show_page(self, event: Event, page: Page) -> None:
         pass
 
     def close(self) -> None:
@@ -86,9 +95,6 @@ class PlainDisplay(Display):
         super().__init__()
         self._stream = stream
         self._last_train_time = float("-inf")
-
-    def show_start(self, event: Event) -> None:
-        self._show_page(opening_page(event))
 
     def show_train(self, event: Event) -> None:
         if event["time"] - self._last_train_time < _SECONDS_BETWEEN_STEPS:
@@ -105,15 +111,12 @@ class PlainDisplay(Display):
     def show_evaluation(self, event: Event) -> None:
         self.show_line(event, evaluation_line(event, self.epochs))
 
-    def show_end(self, event: Event) -> None:
-        self._show_page(closing_page(event))
-
     def show_line(self, event: Event, line: str) -> None:
         now = time.strftime("%H:%M:%S", time.localtime(event["time"]))
         first, *items = as_lines(line)
         show_lines([f"{now} {first}", *(f"  {item}" for item in items)], stream=self._stream)
 
-    def _show_page(self, page: Page) -> None:
+    def show_page(self, event: Event, page: Page) -> None:
         lines = [page.heading]
         lines += [f"  {label:<{_LABEL_WIDTH}} {value}" for label, value in page.rows]
         for label, command in page.commands.items():
@@ -124,11 +127,8 @@ class PlainDisplay(Display):
 class JsonDisplay(PlainDisplay):
     """The same lines as JSON objects, with the fields of the events."""
 
-    def show_start(self, event: Event) -> None:
-        self.show_line(event, opening_page(event).heading)
-
-    def show_end(self, event: Event) -> None:
-        self.show_line(event, closing_page(event).heading)
+    def show_page(self, event: Event, page: Page) -> None:
+        self.show_line(event, page.heading)
 
     def show_line(self, event: Event, line: str) -> None:
         kind = event["kind"]

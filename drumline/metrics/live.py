@@ -53,9 +53,6 @@ class LiveDisplay(Display):
     def close(self) -> None:
         self._live.stop()
 
-    def show_start(self, event: Event) -> None:
-        self._print_page(display.opening_page(event), "bold cyan")
-
     def show_train(self, event: Event) -> None:
         self._train = event
         if not self._live.is_started:
@@ -77,11 +74,6 @@ class LiveDisplay(Display):
     def show_error(self, event: Event) -> None:
         self.close()  # the error is printed below the bar
 
-    def show_end(self, event: Event) -> None:
-        self._live.transient = True  # the summary replaces the bar
-        self.close()
-        self._print_page(display.closing_page(event), "bold green")
-
     def show_line(self, event: Event, line: str) -> None:
         if event["kind"] == "preempted":
             self.close()
@@ -91,9 +83,13 @@ class LiveDisplay(Display):
         line.plain = "\n  ".join(as_lines(line.plain))
         self._console.print(Padding(line, (0, 0, 0, len(_MARGIN)), expand=False))
 
-    def _print_page(self, page: Page, style: str) -> None:
+    def show_page(self, event: Event, page: Page) -> None:
+        is_end = event["kind"] == "end"
+        if is_end:
+            self._live.transient = True  # the summary replaces the bar
+            self.close()
         self._console.print()
-        self._print(Text(page.heading, style))
+        self._print(Text(page.heading, "bold green" if is_end else "bold cyan"))
         self._console.print()
         table = Table.grid(padding=(0, 2))
         for label, value in page.rows:

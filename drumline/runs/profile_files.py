@@ -66,10 +66,12 @@ class JobFacts:
 
     task: str
     batch_size: int | None = None
+    """The global batch; None: a script's, which is not known."""
     accumulate: int = 1
     precision: str | None = None
     bucket_cap_mb: float = 25.0
     settings: Mapping[str, str] = field(default_factory=dict)
+    """The settings that advice may change, as on the command line."""
     step_tflop: float | None = None
     """Of the model, for one global batch; None: not known."""
     peak_tflop_per_s: float | None = None
@@ -197,47 +199,27 @@ class ProcessUse(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankFacts:
-    """What one rank knows about its trace."""
+class StepFacts:
+    """What is known of profiled steps besides their times: of a rank's, and in a result of rank 0's."""
 
-    rank: int
     world_size: int
-    host: str
     device: str
     """As in `cpu` or `NVIDIA H200`."""
     backend: str
     first_step: int
     num_steps: int
-    bucket_bytes: tuple[int, ...] = ()
-    """The sizes of DDP's buckets, in the order in which they are reduced."""
-    num_models: int = 1
-    """How many models of DDP there are; the buckets are those of the first."""
-    tensor_bytes: tuple[int, ...] = ()
-    """The sizes of the gradients, in the order in which DDP puts them into buckets; empty: not
-    known."""
     unprofiled_step_s: float | None = None
     """The mean of the steps before the first one that is profiled."""
-    cpus: tuple[int, ...] = ()
-    """The numbers of those that it may use, as taskset sets them."""
     host_cpus: int | None = None
     """How many its host has."""
     loading_cores: float | None = None
-    """How many of them were busy while the loop waited for a batch; None: not known."""
-    cpu_wait_s: float | None = None
-    """How long the rank waited for a CPU in a step, on average; None: not known."""
-    cpu_run_s: float | None = None
-    """How long the thread that takes the steps ran on one."""
-    pauses: tuple[Pause, ...] = ()
-    sync_lines: tuple[tuple[int, str], ...] = ()
-    """Unix time in ns and source line of calls that blocked the host until the device had
-    finished."""
+    """How many were busy while the loop waited for a batch: near 0 it waits for storage. None: not
+    known."""
     optimizer: OptimizerFacts | None = None
-    num_optimizers: int | None = None
-    """How many take steps; None: not known."""
     workers: WorkerUse | None = None
     """None: there are none, or they are not known."""
     process: ProcessUse | None = None
-    """The busiest that it has started."""
+    """The busiest that it has started; in a result, that any rank has."""
     has_sync_batchnorm: bool = False
     checks_collectives: bool = False
     """Whether torch compares those of all ranks (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
@@ -257,6 +239,33 @@ class RankFacts:
     known."""
     tracers: tuple[str, ...] = ()
     """The same, of what cannot be turned off for some steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFacts(StepFacts):
+    """What one rank knows about its trace."""
+
+    rank: int
+    host: str
+    bucket_bytes: tuple[int, ...] = ()
+    """The sizes of DDP's buckets, in the order in which they are reduced."""
+    num_models: int = 1
+    """How many models of DDP there are; the buckets are those of the first."""
+    tensor_bytes: tuple[int, ...] = ()
+    """The sizes of the gradients, in the order in which DDP puts them into buckets; empty: not
+    known."""
+    cpus: tuple[int, ...] = ()
+    """The numbers of those that it may use, as taskset sets them."""
+    cpu_wait_s: float | None = None
+    """How long the rank waited for a CPU in a step, on average; None: not known."""
+    cpu_run_s: float | None = None
+    """How long the thread that takes the steps ran on one."""
+    pauses: tuple[Pause, ...] = ()
+    sync_lines: tuple[tuple[int, str], ...] = ()
+    """Unix time in ns and source line of calls that blocked the host until the device had
+    finished."""
+    num_optimizers: int | None = None
+    """How many take steps; None: not known."""
     stacks: StackSamples = field(default_factory=StackSamples)
     job: JobFacts
 

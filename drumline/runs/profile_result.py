@@ -14,13 +14,7 @@ from drumline.base.errors import UsageError
 from drumline.base.untrusted import make_own_folder, read_record, replace_text
 from drumline.runs.profile_files import PROFILE_FILE as PROFILE_FILE
 from drumline.runs.profile_files import PROFILE_FOLDER as PROFILE_FOLDER
-from drumline.runs.profile_files import (
-    OptimizerFacts,
-    ProcessUse,
-    SampledLine,
-    WastedWork,
-    WorkerUse,
-)
+from drumline.runs.profile_files import JobFacts, StepFacts
 from drumline.runs.step_times import StepTimes
 
 PART_NAMES = {
@@ -195,27 +189,13 @@ class HostSync:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileResult:
+class ProfileResult(StepFacts, JobFacts):
     """A profile of some steps of a job."""
 
     version: int = 1
     made_at: float = 0.0
     """When its first step began, in seconds since the epoch; 0: not recorded."""
-    task: str
-    world_size: int
     num_nodes: int
-    device: str
-    """As in `cpu` or `NVIDIA H200`."""
-    backend: str
-    first_step: int
-    num_steps: int
-    batch_size: int | None
-    """The global batch; None: a script's, which is not known."""
-    accumulate: int
-    precision: str | None
-    bucket_cap_mb: float
-    settings: Mapping[str, str]
-    """The settings that advice may change, as on the command line."""
     step_s: float
     parts_s: Mapping[str, float]
     """The means over all ranks: they add up to `step_s`."""
@@ -237,46 +217,12 @@ class ProfileResult:
     measured."""
     cores_per_rank: float | None = None
     """The CPU cores that each rank may use, its part of those of its host."""
-    host_cpus: int | None = None
-    """How many its host has; None: not known."""
-    loading_cores: float | None = None
-    """How many cores a rank's loading of data kept busy while it waited: near 0 it waits for
-    storage. None: unknown."""
-    unprofiled_step_s: float | None = None
-    """The mean of steps of the same run before the profiled ones; None: there were none."""
     tensors: tuple[GradientTensor, ...] = ()
     """In the order in which DDP puts them into buckets; empty: not known."""
-    step_tflop: float | None = None
-    """Of the model, for one global batch; None: not known."""
-    peak_tflop_per_s: float | None = None
-    """Of all devices together; None: not known."""
     communication_phases_s: Mapping[str, float] = field(default_factory=dict)
     """In which phases the host was in exposed collectives or waited for other ranks in them."""
     collective_lines: tuple[LineCost, ...] = ()
     """The lines of the user's code that were in exposed collectives besides DDP's all-reduces."""
-    optimizer: OptimizerFacts | None = None
-    """That of rank 0; None: not known."""
-    workers: WorkerUse | None = None
-    """The DataLoader workers of rank 0; None: there are none, or they are not known."""
-    process: ProcessUse | None = None
-    """The busiest that any rank has started, besides those; None: there is none."""
-    has_sync_batchnorm: bool = False
-    checks_collectives: bool = False
-    """Whether torch compares those of all ranks (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
-    num_threads: int | None = None
-    """How many an operation on the CPU uses; None: not known."""
-    num_passes: int | None = None
-    """How many forward passes a step of rank 0 has: several with micro-batches. None: not known."""
-    wasted: tuple[WastedWork, ...] = ()
-    """What rank 0 computes in vain."""
-    own_profiler: SampledLine | None = None
-    """The line of the user's that runs a profiler of torch; None: none does."""
-    slow_modes: tuple[str, ...] = ()
-    """What slows each operation or each call of Python on rank 0, but for the profiled steps."""
-    slow_modes_s: float | None = None
-    """What a step takes longer with these, and with `own_profiler`; None: not known."""
-    tracers: tuple[str, ...] = ()
-    """The same, also in the profiled steps."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """The means over all ranks, the longest first: they add up to `step_s`. Empty: not recorded."""
     pauses_s: Mapping[str, float] = field(default_factory=dict)

@@ -169,10 +169,8 @@ class NodeServer:
                 raise PreflightError(f"there is no action {message.get('kind')!r}")
 
             self._send("answer", id=number, ok=to_builtins(action(message)))
-        except DrumlineError as error:
-            self._send("answer", id=number, error=error.what)
-        except ValueError as error:
-            self._send("answer", id=number, error=str(error))
+        except (DrumlineError, ValueError) as error:
+            self._send("answer", id=number, error=getattr(error, "what", str(error)))
         except OSError as error:
             self._send("answer", id=number, error=f"{type(error).__name__}: {error}")
 
