@@ -71,19 +71,13 @@ class ImageDataset(TwoPartDataset):
     def choose(self, draws: Draws | None) -> Tensor | None:
         if draws is None or not self._prepare.padding:
             return None
-        return crop_offsets(
-            draws,
-            self._shape,
-            padding=self._prepare.padding,
-            flip=self._prepare.flip,
-        )
+        return crop_offsets(draws, self._shape, self._prepare)
 
     def finish(self, rows: LabelledImages, choices: Tensor | None) -> tuple[Tensor, Tensor]:
         images = rows.images
-        prepare = self._prepare
         if choices is not None:
-            images = crop(images, choices, padding=prepare.padding, flip=prepare.flip)
-        return normalize(images, prepare.mean, prepare.std), rows.labels
+            images = crop(images, choices, self._prepare)
+        return normalize(images, self._prepare.mean, self._prepare.std), rows.labels
 
 
 class ImageArrays(ImageDataset):
@@ -112,9 +106,10 @@ class ImageArrays(ImageDataset):
         )
 
 
-def crop_offsets(draws: Draws, shape: Shape, *, padding: int, flip: bool) -> Tensor:
+def crop_offsets(draws: Draws, shape: Shape, prepare: Preparation) -> Tensor:
     """For each sample the offset of its upper left pixel in the padded images of `crop`."""
     channels, height, width = shape
+    padding = prepare.padding
     chances = draws.uniform(3, stream=_AUGMENTATION)
     down, right = (chances[:, :2] * (2 * padding + 1)).astype(np.int64).T
 
@@ -123,7 +118,7 @@ def crop_offsets(draws: Draws, shape: Shape, *, padding: int, flip: bool) -> Ten
     size = channels * (height + 2 * padding) * wide
     offsets = np.arange(0, count * size, size)
     offsets += down * wide
-    if flip:
+    if prepare.flip:
         mirrored = chances[:, 2] < 0.5
         right[mirrored] = 2 * padding - right[mirrored]
         offsets[mirrored] += count * size  # the mirrored images follow the others
@@ -131,11 +126,12 @@ def crop_offsets(draws: Draws, shape: Shape, *, padding: int, flip: bool) -> Ten
     return torch.from_numpy(offsets)
 
 
-def crop(images: Tensor, offsets: Tensor, *, padding: int, flip: bool) -> Tensor:
+def crop(images: Tensor, offsets: Tensor, prepare: Preparation) -> Tensor:
     """Each image, or its mirror image, padded with a black border and cropped at its offset."""
     count, channels, height, width = images.shape
+    padding = prepare.padding
     images = images.contiguous()
-    sources = torch.stack((images, images.flip(-1))) if flip else images
+    sources = torch.stack((images, images.flip(-1))) if prepare.flip else images
     padded = pad(sources, (padding,) * 4)
     shape = (channels, height + 2 * padding, width + 2 * padding)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,7 @@ def compare_hosts(facts: Mapping[str, Facts]) -> list[Finding]:
     if len(facts) < 2:
         return []
 
-    parts = (_compare_traits, _compare_packages, _compare_variables, _compare_code, _compare_data)
+    parts = (_compare_traits, _compare_packages, _compare_variables, _compare_folders)
     return [finding for part in parts for finding in part(facts)]
 
 
@@ -198,64 +198,59 @@ def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[Finding]:
 # Code and data
 
 
-def _compare_code(facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """The first files that differ are named."""
+def _compare_folders(facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """One finding for each version of the code or data that differs from that of most hosts. A
+    missing folder is a separate finding."""
+    for name, (changes, fix) in COMPARED_FOLDERS.items():
+        folders = {
+            host: host_facts[name]
+            for host, host_facts in facts.items()
+            if "files" in (host_facts.get(name) or {})
+        }
+        for difference in differences(
+            {host: {name: folder["hash"]} for host, folder in folders.items()}
+        ):
+            (_, usual), *odd = difference.groups
+            for _, hosts in odd:
+                folder = folders[hosts[0]]
+                changed = join_names(changes(folders[usual[0]], folder))
+                what = (
+                    f"the {name} in {folder['folder']} differs from that on {join_names(usual)}: "
+                    f"{changed or 'names or sizes of files differ'}"
+                )
+                yield Finding("problem", name, join_names(hosts), what, fix)
 
-    def changes(usual: Facts, odd: Facts) -> Iterator[str]:
-        right = usual["files"]
-        here = odd["files"]
-        for name in sorted(right.keys() | here.keys(), key=sort_key):
-            if name not in here:
-                yield f"{name} is missing"
-            elif name not in right:
-                yield f"{name} is extra"
-            elif right[name] != here[name]:
-                yield f"{name} differs"
-
-    fix = "drumline launch --sync copies the code first; or use git pull or rsync"
-    yield from _compare_folders("code", _existing_folders(facts, "code"), changes, fix)
-
-
-def _compare_data(facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """How many files and bytes differ is reported."""
-    folders = _existing_folders(facts, "data")
-
-    def changes(usual: Facts, odd: Facts) -> Iterator[str]:
-        for name in ("files", "bytes"):
-            if usual[name] != odd[name]:
-                yield f"{odd[name]} {name} instead of {usual[name]}"
-
-    yield from _compare_folders("data", folders, changes, "copy it again, or mount the same volume")
-    if partly := [host for host, data in folders.items() if not data["complete"]]:
-        what = f"the data has many files; the first {MAX_DATA_FILES:,} were compared"
-        yield Finding("note", "data", join_names(partly), what)
+        partly = [host for host, folder in folders.items() if not folder.get("complete", True)]
+        if partly:
+            what = f"the data has many files; the first {MAX_DATA_FILES:,} were compared"
+            yield Finding("note", name, join_names(partly), what)
 
 
-def _existing_folders(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]:
-    """The hosts that have the folder; a missing folder is a separate finding."""
-    folders = {host: host_facts.get(name) for host, host_facts in facts.items()}
-    return {host: folder for host, folder in folders.items() if folder and "files" in folder}
+def _changed_files(usual: Facts, odd: Facts) -> Iterator[str]:
+    right = usual["files"]
+    here = odd["files"]
+    for name in sorted(right.keys() | here.keys(), key=sort_key):
+        if name not in here:
+            yield f"{name} is missing"
+        elif name not in right:
+            yield f"{name} is extra"
+        elif right[name] != here[name]:
+            yield f"{name} differs"
 
 
-def _compare_folders(
-    name: str,
-    folders: Mapping[str, Facts],
-    changes: Callable[[Facts, Facts], Iterator[str]],
-    fix: str,
-) -> Iterator[Finding]:
-    """One finding for each version of the code or data that differs from that of most hosts.
-    `changes`: between two of them."""
-    tables = {host: {name: folder["hash"]} for host, folder in folders.items()}
-    for difference in differences(tables):
-        (_, usual), *odd = difference.groups
-        for _, hosts in odd:
-            folder = folders[hosts[0]]
-            changed = join_names(changes(folders[usual[0]], folder))
-            what = (
-                f"the {name} in {folder['folder']} differs from that on {join_names(usual)}: "
-                f"{changed or 'names or sizes of files differ'}"
-            )
-            yield Finding("problem", name, join_names(hosts), what, fix)
+def _changed_sizes(usual: Facts, odd: Facts) -> Iterator[str]:
+    for name in ("files", "bytes"):
+        if usual[name] != odd[name]:
+            yield f"{odd[name]} {name} instead of {usual[name]}"
+
+
+COMPARED_FOLDERS = {
+    "code": (
+        _changed_files,
+        "drumline launch --sync copies the code first; or use git pull or rsync",
+    ),
+    "data": (_changed_sizes, "copy it again, or mount the same volume"),
+}
 
 
 # From the start to the findings

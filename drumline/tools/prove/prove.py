@@ -244,13 +244,16 @@ class Proof:
 
 # What a run has done, from its trace
 
+ByName = Mapping[str, str]
+"""A hash, or a number as text, of each name."""
+
 
 @dataclass(frozen=True)
 class TensorHashes:
     """Hashes of all tensors after a step, by name."""
 
-    saved: Mapping[str, str]
-    unsaved: Mapping[str, str]
+    saved: ByName
+    unsaved: ByName
     """Buffers with persistent=False, which are in no checkpoint."""
 
 
@@ -289,7 +292,7 @@ class RunTrace:
     from_step: int
     start: TensorHashes
     steps: Mapping[int, StepTrace]
-    evaluations: Mapping[int, Mapping[str, str]]
+    evaluations: Mapping[int, ByName]
     """The metrics of completed evaluations, by step, each number as text with all its digits."""
 
     def is_complete(self, step: int) -> bool:
@@ -491,8 +494,8 @@ def _samples(
 
 
 def _tensors(
-    expected: Mapping[str, str],
-    actual: Mapping[str, str],
+    expected: ByName,
+    actual: ByName,
     step: int,
     when: str,
 ) -> Iterator[RunDifference]:
@@ -504,8 +507,8 @@ def _tensors(
 
 
 def _metrics(
-    expected: Mapping[str, str] | None,
-    actual: Mapping[str, str] | None,
+    expected: ByName | None,
+    actual: ByName | None,
     step: int,
 ) -> Iterator[RunDifference]:
     """Compares the evaluation after a step. A killed attempt may lack its last one."""
@@ -517,7 +520,7 @@ def _metrics(
         yield RunDifference("evaluation", step, sentence, name)
 
 
-def _unequal(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
+def _unequal(expected: ByName, actual: ByName) -> list[str]:
     """The names whose values differ."""
     return [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
 

@@ -3,6 +3,8 @@ of plain numpy."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,8 +19,9 @@ DRAWS = Draws(0, 0, np.arange(200))
 def moved(images: np.ndarray, draws: Draws, *, padding: int, flip: bool) -> np.ndarray:
     shape = images.shape[1:]
     assert len(shape) == 3
-    places = crop_offsets(draws, shape, padding=padding, flip=flip)
-    result: np.ndarray = crop(torch.from_numpy(images), places, padding=padding, flip=flip).numpy()
+    prepare = Preparation(mean=(), std=(), padding=padding, flip=flip)
+    places = crop_offsets(draws, shape, prepare)
+    result: np.ndarray = crop(torch.from_numpy(images), places, prepare).numpy()
     return result
 
 
@@ -110,10 +113,11 @@ def test_an_image_is_treated_alike_in_any_batch_and_otherwise_in_another_epoch()
 def test_images_are_cut_alike_however_they_lie_in_memory() -> None:
     """As a decoder gives them, channels come last in memory."""
     images = torch.from_numpy(IMAGES)
-    places = crop_offsets(DRAWS, (2, 6, 5), padding=1, flip=False)
-    for flip in (False, True):
-        cropped = crop(images.to(memory_format=torch.channels_last), places, padding=1, flip=flip)
-        assert torch.equal(cropped, crop(images, places, padding=1, flip=flip))
+    plain = Preparation(mean=(), std=(), padding=1)
+    places = crop_offsets(DRAWS, (2, 6, 5), plain)
+    for prepare in (plain, replace(plain, flip=True)):
+        cropped = crop(images.to(memory_format=torch.channels_last), places, prepare)
+        assert torch.equal(cropped, crop(images, places, prepare))
         assert cropped.is_contiguous()
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 from drumline.base.background import in_background, resolve_ipv4
 from drumline.base.processes import cgroup_values, cpu_quota
+from drumline.base.rank_environment import Environment
 from drumline.base.text import MIB
 from drumline.net.interfaces import GLOO_VARIABLE, gloo_interface, interfaces, nccl_interface
 from drumline.tools.doctor.machine.folder_hashes import code_facts, data_facts
@@ -71,7 +72,7 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class HostSettings:
-    environment: Mapping[str, str]
+    environment: Environment
     run_folder: str = "."
     code: str | None = None
     data: str | None = None
@@ -167,7 +168,7 @@ def _is_clock_synchronized() -> bool | None:
 # GPUs, driver and the processes on the GPUs
 
 
-def gpu_facts(environment: Mapping[str, str]) -> Facts:
+def gpu_facts(environment: Environment) -> Facts:
     """`driver`, `gpus`, and a `gpu_error` where nvidia-smi failed."""
     from_kernel = _known_to_kernel()
     program = shutil.which("nvidia-smi", path=environment.get("PATH"))
@@ -337,7 +338,7 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
 # Network cards, from /sys
 
 
-def card_facts(environment: Mapping[str, str]) -> Facts:
+def card_facts(environment: Environment) -> Facts:
     """`rdma`: a card for each active port; `interfaces`: `gbit` and `vendor` by name, where the
     kernel knows them; `nccl_plugin`: its path, or None."""
     return {
@@ -388,7 +389,7 @@ def _plugin(library_path: str) -> str | None:
 # Network and folders
 
 
-def _network_facts(resolving: Future[list[str]], environment: Mapping[str, str]) -> Facts:
+def _network_facts(resolving: Future[list[str]], environment: Environment) -> Facts:
     """`addresses` of the host's own name, or a `name_error`; its interfaces, and which gloo and
     NCCL would use."""
     addresses: list[str] = []
