@@ -259,6 +259,11 @@ def from_json(kind: type[T], value: Any) -> T:
         raise ValueError(str(error)) from error
 
 
+def read_toml(path: Path, *, follow_links: bool = False) -> dict[str, Any]:
+    """What a TOML file holds. Raises OSError, and ValueError for a file that is something else."""
+    return parse_toml(read_regular(path, most=TEXT_BYTES, follow_links=follow_links).decode())
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """The value of a TOML text; a ValueError as for JSON."""
     import tomllib

@@ -75,13 +75,8 @@ def assign_shards(tensors: Files, rank: int, num_writers: int) -> dict[int, dict
     assigned: dict[int, dict[str, dict[str, Any]]] = {writer: {} for writer in range(num_writers)}
     for file, group in tensors.items():
         for name, tensor in group.items():
-            if is_in_shards(name, tensor):
-                rows_here = own_piece(tensor)
-                pieces = piece_names(name, tensor)
-            else:
-                rows_here = own_part(tensor)
-                pieces = {0: name}
-
+            pieces = piece_names(name, tensor) if is_in_shards(name, tensor) else {0: name}
+            rows_here = own_part(tensor)
             for writer, piece in pieces.items():
                 part = assigned[writer].setdefault(part_name(file, writer), {})
                 part[piece] = rows_here if writer == rank else None
@@ -222,13 +217,3 @@ def _own_shard(
     number, count = place_of(parameter)
     rows = split_rows(parameter.shape[0], number, count)
     return like_shard(parameter, tensors.rows(name, rows))
-
-
-def own_piece(tensor: Tensor) -> Tensor:
-    """What this rank writes of a tensor that is saved in shards."""
-    part = own_part(tensor)
-    number, count = place_of(tensor)
-    rows = split_rows(tensor.shape[0], number, count)
-    assert len(part) == rows.stop - rows.start
-
-    return part

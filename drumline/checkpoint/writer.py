@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +99,7 @@ class CheckpointWriter:
         self._root = root
         self._this_rank = this_rank
         self._device = device
+        self._copier = Copier(device)
         self._publish = publish
         self._writers = [WritingRank(0, this_rank.host)]
         self._num_shards = 1
@@ -108,11 +109,6 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._written: WrittenCheckpoint | None = None
         self._error: BaseException | None = None
-
-    @cached_property
-    def _copier(self) -> Copier:
-        """Made for the first copy."""
-        return Copier(self._device)
 
     @property
     def is_writer(self) -> bool:

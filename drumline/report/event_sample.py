@@ -24,10 +24,11 @@ MAX_SECONDS = 1e9
 
 def rank_files(folder: Path) -> dict[int, Path]:
     """The event files by rank, in the order of ranks."""
-    named_files = (
-        (RANK_FILE.fullmatch(path.name), path) for path in sorted(folder.glob("rank-*.jsonl"))
-    )
-    files = {int(named[1]): path for named, path in named_files if named is not None}
+    files = {}
+    for path in folder.glob("rank-*.jsonl"):
+        if named := RANK_FILE.fullmatch(path.name):
+            files[int(named[1])] = path
+
     return dict(sorted(files.items()))
 
 

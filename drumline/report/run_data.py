@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from drumline.base.errors import UsageError
 from drumline.base.text import number_ranges
-from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_record, read_regular
+from drumline.base.untrusted import read_record, read_toml
 from drumline.metrics.display import event_line, metrics_of
 from drumline.report.curves import SCALING, Curve, Curves, evenly
 from drumline.report.event_sample import (
@@ -364,7 +364,7 @@ def _add_environment(run: RunData, path: Path) -> None:
 def _read_settings(path: Path) -> dict[str, str]:
     """The settings in config.toml, as text."""
     try:
-        record = parse_toml(read_regular(path, most=TEXT_BYTES).decode())
+        record = read_toml(path)
     except (OSError, ValueError):
         return {}
 

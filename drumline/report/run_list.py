@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from drumline.base.errors import CheckpointError
-from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
+from drumline.base.untrusted import read_toml
 from drumline.metrics.display import metrics_of
 from drumline.report.event_sample import MAX_STEP, WINDOW_BYTES, sampled_events, text
 from drumline.runs.catalog import check_sizes, folder_name, list_steps
@@ -106,7 +106,7 @@ def _is_complete(checkpoint: Path) -> bool:
 def folder_state(folder: RunFolder, *, has_events: bool) -> FolderState:
     """The state of a run, also of a folder that is damaged or of an own loop."""
     try:
-        parse_toml(read_regular(folder.config_file, most=TEXT_BYTES).decode())
+        read_toml(folder.config_file)
         has_settings = True
     except FileNotFoundError:
         has_settings = False

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from drumline.base.errors import ConfigError, did_you_mean
-from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
+from drumline.base.untrusted import read_toml
 from drumline.config.config_file import CLUSTER_SECTION
 from drumline.config.fields import Mismatch, from_value, without_none
 from drumline.config.flags import REPEATED, FlagTable
@@ -262,7 +262,7 @@ def account_and_settings(
 def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
     """The section [aws] of a TOML file."""
     try:
-        document = parse_toml(read_regular(path, most=TEXT_BYTES, follow_links=True).decode())
+        document = read_toml(path, follow_links=True)
     except (OSError, ValueError) as error:
         problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
         return {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from drumline.base.text import CREDENTIALS
-from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
+from drumline.base.untrusted import read_toml
 from drumline.launch.aws.own_wheels import OUR_NAMES, third_party_requirements
 
 THIS_INSTALLATION = "drumline"
@@ -65,7 +65,7 @@ def name_of(word: str) -> str:
 def _project_name(folder: Path) -> str:
     """What the pyproject.toml of a folder calls it; empty: there is none."""
     try:
-        document = parse_toml(read_regular(folder / "pyproject.toml", most=TEXT_BYTES).decode())
+        document = read_toml(folder / "pyproject.toml")
     except (OSError, ValueError):
         return ""
     return str(document.get("project", {}).get("name", ""))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drumline.base.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
+from drumline.base.untrusted import parse_json, read_regular, read_toml
 from drumline.report.verify.checkpoint_check import (
     Progress,
     Verify,
@@ -108,8 +108,7 @@ def _read_table(path: Path, section: Section, *, may_lack: bool) -> dict[str, An
     """The content of a TOML or JSON file; None: it is missing or damaged."""
     is_toml = path.suffix == ".toml"
     try:
-        text = read_regular(path, most=TEXT_BYTES if is_toml else DOCUMENT_BYTES).decode()
-        content: Any = parse_toml(text) if is_toml else parse_json(text)
+        content: Any = read_toml(path) if is_toml else parse_json(read_regular(path))
     except FileNotFoundError:
         if may_lack:
             what = "is not written: a job is starting, or was ended before its first step"
