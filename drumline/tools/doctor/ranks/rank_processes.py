@@ -81,20 +81,24 @@ class RankProcesses:
         with contextlib.ExitStack() as stack:
             stack.callback(watcher.close, has_succeeded=True)
             stack.callback(self.kill)
-            outputs = [
-                stack.enter_context(tempfile.TemporaryFile()) for _ in range(ranks.num_procs)
-            ]
-
-            for number, output in enumerate(outputs):
+            outputs = []
+            for number in range(ranks.num_procs):
+                out = stack.enter_context(tempfile.TemporaryFile())
+                # Apart: what NCCL has printed may be written after the traceback.
+                err = stack.enter_context(tempfile.TemporaryFile())
                 variables = {**environment, **ranks.variables(number), guard.JOB_ENV: job}
-                self._start(ranks, variables, output)
+                self._start(ranks, variables, out, err)
+                outputs.append((out, err))
 
-            self._wait(ranks, outputs)
+            self._wait(ranks, [out for out, _ in outputs])
             codes = [process.poll() for process in self._running]  # None: it hangs
             self.kill()
             return [
-                {"rank": ranks.first_rank + number, **_outcome(code, _text(output), ranks.limit_s)}
-                for number, (code, output) in enumerate(zip(codes, outputs, strict=True))
+                {
+                    "rank": ranks.first_rank + number,
+                    **_outcome(code, _text(out), _text(err), ranks.limit_s),
+                }
+                for number, (code, (out, err)) in enumerate(zip(codes, outputs, strict=True))
             ]
 
     def kill(self) -> None:
@@ -106,7 +110,9 @@ class RankProcesses:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
 
-    def _start(self, ranks: HostRanks, environment: Mapping[str, str], output: IO[bytes]) -> None:
+    def _start(
+        self, ranks: HostRanks, environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+    ) -> None:
         """Start a rank, unless the ranks were killed meanwhile."""
         with self._lock:
             if self._is_over:
@@ -116,8 +122,8 @@ class RankProcesses:
                 [sys.executable, *PROGRAM, ranks.backend, str(PHASE_LIMIT_S)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdout=out,
+                stderr=err,
                 start_new_session=True,
             )
             self._running.append(process)
@@ -171,16 +177,16 @@ def _text(output: IO[bytes]) -> str:
     return output.read().decode(errors="replace")
 
 
-def _outcome(code: int | None, text: str, limit_s: float) -> RankOutcome:
+def _outcome(code: int | None, out: str, err: str, limit_s: float) -> RankOutcome:
     """The result of a rank, or how its process ended."""
-    if (result := read_result(text)) is not None:
+    if (result := read_result(out)) is not None:
         return {"code": code, "result": result}
     if code is None:
         error = f"still running after {limit_s:g} s"
     else:
         error = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
 
-    lines = text.strip().splitlines()
+    lines = err.strip().splitlines()
     last_line = f": {lines[-1].strip()[:MAX_ERROR_LETTERS]}" if lines else ""
     return {"code": code, "result": None, "error": error + last_line}
 
