@@ -101,6 +101,7 @@ def host_facts(settings: HostSettings) -> dict[str, Any]:
         "executable": sys.executable,
         **torch_facts(packages),
         **_process_facts(),
+        "threads": environment.get("OMP_NUM_THREADS"),
         "visible_gpus": environment.get(VISIBLE_GPUS),
         "variables": shown_variables(environment),
         "packages": packages,

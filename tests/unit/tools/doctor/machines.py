@@ -37,6 +37,7 @@ def healthy(host: str = "node-a", **changes: Any) -> dict[str, Any]:
         "gpus": [gpu(0), gpu(1)],
         "gpu_error": "",
         "visible_gpus": None,
+        "threads": None,
         "memory": {"bytes": 512 * GIB, "available_bytes": 400 * GIB, "limit_bytes": None},
         "cpus": {"count": 32, "usable": 32, "quota": None},
         "shm": {"bytes": 256 * GIB, "free_bytes": 256 * GIB},
