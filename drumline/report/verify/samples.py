@@ -123,7 +123,7 @@ class History:
         """The last that is recorded, or that the run resumed from."""
         last_recorded = self.pieces[-1].last if self.pieces else 0
         last_start = self.starts[-1].step if self.starts else 0
-        return max(0, last_recorded, last_start)
+        return max(last_recorded, last_start)
 
 
 def read_history(path: Path, section: Section) -> History:

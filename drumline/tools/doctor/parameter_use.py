@@ -96,16 +96,16 @@ def _fault(use: ParameterUse, config: Config) -> Fault | None:
     finds = dist.find_unused_parameters
     # whose steps are not DDP's
     can_be_static = use.is_static and config.train.exact != "elastic"
-    if not use.unused and finds:
+    if finds and not use.unused:
         what = f"--dist.find_unused_parameters costs time in every step, and each of {num} batches uses all parameters"
         return Fault("note", what, "leave it off, unless other batches or a hook leave some out")
 
-    if use.unused and finds and can_be_static:
+    if finds and can_be_static:
         what = f"none of {num} batches uses {never}, and all batches use the others"
         fix = "set --dist.static_graph in place of --dist.find_unused_parameters, which costs time"
         return Fault("note", what, fix)
 
-    if not use.unused or finds:
+    if finds or not use.unused:
         return None
 
     if not use.is_static:
