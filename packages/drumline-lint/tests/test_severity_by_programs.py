@@ -185,8 +185,8 @@ def test_a_function_that_a_program_does_not_name(start: str, severity: Severity)
 RESUMED = (
     "import argparse\n" + START + "parser = argparse.ArgumentParser()\n"
     "parser.add_argument('--load')\nargs = parser.parse_args(WORDS)\n"
-    "net = build()\nif args.load:\n    net.load_state_dict(torch.load('last.pt'))\n"
-    "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'last.pt')\n"
+    "net = build()\nif args.load:\n"
+    "    net.load_state_dict(torch.load('last.pt', map_location='cuda:0'))\n"
 )
 
 

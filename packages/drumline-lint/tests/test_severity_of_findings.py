@@ -197,58 +197,17 @@ SEVERITIES = {
         BARRIER.replace("CONDITION", "args.test_only"),
         Severity.NOTE,
     ),
-    "a load of numbers": (
-        "DL019",
-        START
-        + "net = build()\nprogress = torch.load('progress.pt')\nepoch = progress['epoch']\n"
-        + "net.load_state_dict(weights)\nif dist.get_rank() == 0:\n"
-        + "    torch.save(net.state_dict(), 'net.pt')\n"
-        + "    torch.save({'epoch': epoch}, 'progress.pt')\n",
-        Severity.NOTE,
-    ),
-    "a load of a state beside numbers": (
-        "DL019",
-        START
-        + "net = build()\nprogress = torch.load('net.pt')\nepoch = progress['epoch']\n"
-        + "net.load_state_dict(progress['net'])\nif dist.get_rank() == 0:\n"
-        + "    torch.save({'net': net.state_dict()}, 'net.pt')\n"
-        + "    torch.save({'epoch': epoch}, 'progress.pt')\n",
-        Severity.WARNING,
-    ),
-    "a load of weights from elsewhere": (
-        "DL019",
-        START + "weights = torch.load('pretrained.pt')\n",
-        Severity.NOTE,
-    ),
-    "a load into something that is not made": (
-        "DL019",
-        START
-        + "net.load_state_dict(torch.load(resume))\n"
-        + "if dist.get_rank() == 0:\n    torch.save(other.state_dict(), resume)\n",
-        Severity.NOTE,
-    ),
     "a load of what the run saved": (
         "DL019",
         START
         + "net = build()\nnet.load_state_dict(torch.load(resume))\n"
         + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), resume)\n",
+        Severity.NOTE,
+    ),
+    "a load onto the first GPU": (
+        "DL019",
+        START + "net.load_state_dict(torch.load(resume, map_location='cuda:0'))\n",
         Severity.WARNING,
-    ),
-    "a load of something beside the state": (
-        "DL019",
-        START
-        + "net = build()\nmean = torch.load('mean.pt')\n"
-        + "net.load_state_dict(torch.load(resume, map_location='cpu'))\n"
-        + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), resume)\n",
-        Severity.NOTE,
-    ),
-    "a load of a module's own weights": (
-        "DL019",
-        START
-        + "class Net(torch.nn.Module):\n    def restore(self):\n"
-        + "        self.load_state_dict(torch.load('net.pt'))\nnet = Net()\nnet.restore()\n"
-        + "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'net.pt')\n",
-        Severity.NOTE,
     ),
     "a save of local rank 0": (
         "DL015",
