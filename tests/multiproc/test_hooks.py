@@ -109,7 +109,7 @@ def test_one_rank_asks_to_stop_and_all_end_after_the_next_log_line_also_after_a_
     assert [event["total_steps"] for event in events_of(tmp_path, "start")] == [10, 10, 10]
     listed_run = listed(tmp_path)
     assert (listed_run.step, listed_run.total_steps, listed_run.stopped) == (4, 10, reason)
-    facts = facts_of(read_run(tmp_path), Goodput())
+    facts = facts_of(read_run(tmp_path), Goodput(seconds={"training": 0.0, "evaluation": 0.0}))
     assert (facts["steps"], facts["stopped"]) == ("4 of 10", reason)
     with pytest.raises(
         UsageError, match=r"has finished at step 4, and was trained with other settings: optim\.lr"

@@ -129,19 +129,21 @@ class MessageCatalogue:
         if self._any_text.search(lower_line) is None:
             return None
 
-        candidates = dict.fromkeys(message for text, message in self._texts if text in lower_line)
+        candidates = dict.fromkeys(
+            candidate for text, candidate in self._texts if text in lower_line
+        )
 
-        for message in candidates:
-            if is_info and not (message.in_info or message.role == "condition"):
+        for candidate in candidates:
+            if is_info and not (candidate.in_info or candidate.role == "condition"):
                 continue
 
-            values = message.values_in(line)
+            values = candidate.values_in(line)
             if values is not None:
                 values["setting"] = setting
                 return ReadMessage(
-                    message=message,
-                    what=_filled(message.what, values),
-                    fix=_filled(message.fix, values),
+                    message=candidate,
+                    what=_filled(candidate.what, values),
+                    fix=_filled(candidate.fix, values),
                 )
 
         return None
