@@ -2,8 +2,9 @@
 
 They were written by authors who did not know the rules. Of A, B and C, half was closed until the rules were
 frozen at a1ca236f; all of K until they were at 47b16a15, all of N and O until they were at a592f503, all of P and R
-until they were at ed9c9e16, all of S and T until they were at 684e995c, and all of U and V until they were at
-f4c624e6. What has been read shows that nothing gets lost, not how the linter does on other code.
+until they were at ed9c9e16, all of S and T until they were at 684e995c, all of U and V until they were at
+f4c624e6, all of W and X until they were at 652180a7, and all of Y and Z until they were at 7664cce3. What has been
+read shows that nothing gets lost, not how the linter does on other code.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import pytest
 from benchmarks.lint_snippets import read_cases
 
 SNIPPETS = Path(__file__).parent / "snippets"
-FEWEST_SHOWN = 600
-MOST_LOOK_ALIKES = 1
+FEWEST_SHOWN = 672
+MOST_LOOK_ALIKES = 2
 
 
 @pytest.mark.soak
 def test_most_mistakes_are_shown() -> None:
     cases = read_cases(SNIPPETS / "mistakes")
     missed = [case.name for case in cases if not case.on_allowed_lines(case.shown)]
-    assert len(cases) == 720
+    assert len(cases) == 808
     assert len(cases) - len(missed) >= FEWEST_SHOWN, missed
 
 
@@ -30,5 +31,5 @@ def test_most_mistakes_are_shown() -> None:
 def test_hardly_a_look_alike_is_reported() -> None:
     cases = read_cases(SNIPPETS / "look-alikes")
     reported = [case.name for case in cases if case.shown]
-    assert len(cases) == 492
+    assert len(cases) == 556
     assert len(reported) <= MOST_LOOK_ALIKES, reported
