@@ -63,6 +63,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Self
@@ -151,6 +152,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._file = open_append(path)
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
@@ -164,16 +166,27 @@ class JsonLines:
         # A write that fails half-way leaves an incomplete line; the next one then starts a new
         # line.
         self._is_line_complete = False
-        while unwritten:
-            unwritten = unwritten[self._file.write(unwritten) :]
+        with self._naming_the_file():
+            while unwritten:
+                unwritten = unwritten[self._file.write(unwritten) :]
         self._is_line_complete = True
 
     def flush(self) -> None:
         """Wait until all lines are on disk, so that they survive a power loss."""
-        os.fsync(self._file.fileno())
+        with self._naming_the_file():
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        """The system names none in the error of a file that is open."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
 
 
 class EventLog(JsonLines):

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from drumline import load_checkpoint
-from drumline.base.errors import CheckpointError
+from drumline import load_checkpoint, runs
+from drumline.base.errors import CheckpointError, Place
+from drumline.base.untrusted import open_append
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config
+from drumline.report.verify.run_check import verify_run
 from drumline.runs import catalog
 from drumline.runs.events import read_events
+from drumline.training.failure_report import can_restart, describe_failure, full_disk
 from tests.jobs import Classify, assert_same_bits, make_config, newest, train_here, train_on
 from tests.ranks import run_ranks
 
@@ -53,6 +59,53 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(
         e["step"] for e in read_events(run / "events" / "rank-00000.jsonl") if e["kind"] == "resume"
     ]
     assert resumes == [resumed_at]
+
+
+class FullAt:
+    """The ledger's file, on a disk that is full in the middle of a line."""
+
+    def __init__(self, path: Path, *, line: int) -> None:
+        self.file = open_append(path)
+        self.fileno = self.file.fileno
+        self.close = self.file.close
+        self.num_left = line
+
+    def write(self, content: bytes) -> int:
+        self.num_left -= 1
+        if self.num_left == 0:
+            return self.file.write(content[:5])
+        if self.num_left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.file.write(content)
+
+
+@pytest.mark.parametrize(("line", "saved"), [(1, []), (2, []), (3, [2])])
+def test_a_ledger_that_cannot_be_written_ends_the_run_and_the_launcher_waits_for_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: int, saved: list[int]
+) -> None:
+    config = make_config(steps=6, checkpoint=CheckpointConfig(every_steps=2, keep_last=9))
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    train_here(config, Classify, whole)
+
+    def open_on_full_disk(path: Path) -> Any:
+        return FullAt(path, line=line) if path.name == "ledger.jsonl" else open_append(path)
+
+    with monkeypatch.context() as on_full_disk:
+        on_full_disk.setattr(runs.events, "open_append", open_on_full_disk)
+        with pytest.raises(OSError, match="No space") as failed:
+            train_here(config, Classify, run)
+    ledger = run / "ledger.jsonl"
+    text = describe_failure(failed.value, Place("node-a", 0, 4), run=run)
+    assert text.startswith(
+        f"drumline: error: the disk is full: {ledger} [rank 0 on node-a, step 4]"
+    )
+    assert full_disk(failed.value, run) == str(run)
+    assert not can_restart(failed.value, has_checkpoint=True)
+    assert catalog.list_steps(run / "checkpoints") == saved
+
+    train_here(config, Classify, run)
+    assert_same_bits(newest(run), newest(whole))
+    assert verify_run(run, lambda text: None).problems == []
 
 
 def test_a_checkpoint_loads_into_a_plain_model_of_ones_own(tmp_path: Path) -> None:

@@ -266,7 +266,6 @@ class Saver(Periodic):
                 raise
             log.warning(also)
         finally:
-            self._ledger_file.close()
             # A run that is preempted reports its save first: the launcher, and the other ranks,
             # wait for that only.
             is_preempted = self._context.progress.is_stopping and error is None
@@ -276,7 +275,9 @@ class Saver(Periodic):
                 self._mirror.finish(min(self._settings.mirror_wait_s, limit_s))
 
     def close(self, limit_s: float) -> None:
-        """Mirror the events of the end of the run, too; wait for that at most this long."""
+        """Mirror the events of the end of the run, too; wait for that at most this long. Called also
+        where the run ended before `__enter__` had."""
+        self._ledger_file.close()
         if self._mirror is not None:
             self._mirror.close(min(self._settings.mirror_wait_s, limit_s))
 

@@ -136,8 +136,9 @@ def test_a_write_that_fails_half_way_does_not_spoil_the_next_line(tmp_path: Path
     disk = HalfFull(path)
     log._file = disk  # type: ignore[assignment]
 
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as failed:
         log({"step": 1, "kind": "train"})
+    assert failed.value.filename == str(path)
     disk.room = 10**6
     log({"step": 2})
     disk.file.close()
