@@ -120,7 +120,13 @@ def _never_joins(program: Program, source: Source) -> bool:
     several processes it stops where it wraps its model."""
     is_main = "__main__" in source.text and not any(importers(program, source))
     files = with_imported(program, [source]) if is_main else ()
-    return is_main and not any(_JOINS.search(file.text) for file in files)
+    return is_main and not any(_matches(program, file, _JOINS) for file in files)
+
+
+@cached_query
+def _matches(program: Program, source: Source, pattern: re.Pattern[str]) -> bool:
+    """A large program asks the same of its files for each of its parts."""
+    return pattern.search(source.text) is not None
 
 
 def is_of_ranks(program: Program, source: Source) -> bool:
@@ -215,13 +221,19 @@ _OF_LAUNCHERS = "RANK LOCAL_RANK WORLD_SIZE SLURM_PROCID SLURM_NTASKS OMPI_COMM_
 def _is_started_alone(program: Program, source: Source) -> bool:
     """Whether scripts or a README start it, and each with one process."""
     started = program.starts_of(source)
+    if not started:
+        return False
     spawns = next(program.calls(source, _SPAWN), None) is not None
     files = connected(program, source)
-    needs_launcher = not any(_GOES_ALONE.search(file.text) for file in files) and any(
-        _OF_SCHEDULERS.search(file.text) or _starts_ranks(program, file) for file in files
+
+    def any_matches(pattern: re.Pattern[str]) -> bool:
+        return any(_matches(program, file, pattern) for file in files)
+
+    needs_launcher = not any_matches(_GOES_ALONE) and (
+        any_matches(_OF_SCHEDULERS) or any(_starts_ranks(program, file) for file in files)
     )
-    is_plain = not needs_launcher and not any(_MAY_START_RANKS.search(file.text) for file in files)
-    return bool(started) and all(_is_of_one_process(launch, spawns, is_plain) for launch in started)
+    is_plain = not needs_launcher and not any_matches(_MAY_START_RANKS)
+    return all(_is_of_one_process(launch, spawns, is_plain) for launch in started)
 
 
 @cached_query
