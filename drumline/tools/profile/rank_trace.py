@@ -258,7 +258,11 @@ def counted_steps(
     without_pause = [step for step in steps if step.number not in first_pauses]
     if without_pause:
         return without_pause
-    return [step._replace(end=min(step.end, first_pauses[step.number])) for step in steps]
+    # A device may begin a step after that.
+    return [
+        step._replace(end=max(step.start, min(step.end, first_pauses[step.number])))
+        for step in steps
+    ]
 
 
 def _device_starts(

@@ -26,6 +26,7 @@ from drumline.tools.profile.intervals import length_until, union
 from drumline.tools.profile.line_costs import costliest, usual_count
 from drumline.tools.profile.phases import mean_lines
 from drumline.tools.profile.profile_analysis import analyse
+from drumline.tools.profile.rank_trace import TraceStep, counted_steps
 from tests.unit.tools.scale.profiles import entry, gloo_step, mark, write_rank
 
 BASE_NS = 10**18
@@ -235,6 +236,15 @@ def test_steps_that_all_have_a_pause_last_until_it(tmp_path: Path) -> None:
     result = profiled(tmp_path, two_steps(), pauses=pauses)
     assert result.step_s == pytest.approx(0.095)
     assert result.pauses_s == {"save": pytest.approx(0.005)}
+
+
+def test_a_step_that_a_device_begins_after_the_pause_has_no_negative_time() -> None:
+    steps = [TraceStep(2, 1.0, 2.0), TraceStep(3, 2.0, 3.0)]
+    pauses = [
+        Pause("save", 2, 900 * MS_NS, 950 * MS_NS),
+        Pause("save", 3, 2500 * MS_NS, 2600 * MS_NS),
+    ]
+    assert counted_steps(steps, pauses, 0) == [TraceStep(2, 1.0, 1.0), TraceStep(3, 2.0, 2.5)]
 
 
 def test_torchs_python_counts_where_it_calls_no_operations(tmp_path: Path) -> None:
