@@ -36,7 +36,7 @@ class KubernetesJob:
 
     name: str
     program: Program
-    flags: FlagValues
+    flags: FlagValues = field(repr=False)
     """Of the launch: those that the template reads as they are."""
     num_nodes: int = 1
     num_procs: int = 1

@@ -39,7 +39,7 @@ class SealedStore:
     """The used part of `dist.Store`'s interface. Without a secret, values are not sealed."""
 
     base: dist.Store
-    secret: str | None
+    secret: str | None = field(repr=False)
     prefix: str = "drumline"
     foreign: set[str] = field(default_factory=set)
     """Keys with a value that this job has not written; all parts of a store share this set."""

@@ -24,6 +24,10 @@ def store() -> SealedStore:
     return SealedStore(store, "a secret")
 
 
+def test_a_store_does_not_show_its_secret(store: SealedStore) -> None:
+    assert "a secret" not in f"{store!r} {StopVote(store, 0, 1, int)!r}"
+
+
 class Rank:
     """A rank that takes steps, and its watcher."""
 
