@@ -255,11 +255,11 @@ class JobFolder:
         mode = os.O_RDWR if os.access(self._lock, os.W_OK) else os.O_RDONLY
         lock = os.open(self._lock, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            fcntl.flock(lock, kind | fcntl.LOCK_NB)
             is_held = True
-        except BlockingIOError:
-            is_held = False
-        try:
+            try:
+                fcntl.flock(lock, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                is_held = False
             yield is_held
         finally:
             os.close(lock)

@@ -33,6 +33,7 @@ from drumline.launch.detached.job_folder import (
     WAITING,
     JobFolder,
     is_of_this_machine,
+    unreadable,
 )
 from drumline.launch.keep_going import (
     SPACE_POLL_S,
@@ -378,7 +379,11 @@ def main(path: str) -> int:
     while time.monotonic() < until:
         with folder.held() as is_ours:
             if is_ours:
-                keeper = Keeper(folder)
+                try:
+                    keeper = Keeper(folder)
+                except ValueError as error:  # the system would start it again and again
+                    print_message(unreadable(folder.path, error))
+                    return 0
                 os.environ.update(keeper.spec.variables)
                 return keeper.run()
         time.sleep(TICK_S)

@@ -3,6 +3,7 @@ attempt."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pwd
@@ -106,6 +107,20 @@ def test_a_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert job.has_keeper()
         assert job.has_keeper(), "asking holds nothing"
     assert not job.has_keeper()
+
+
+def test_a_disk_without_locks_keeps_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(lock: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    job = make_folder(tmp_path)
+    monkeypatch.setattr("fcntl.flock", flock)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No locks available"):
+        job.has_keeper()
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_machine_with_a_new_name_keeps_its_jobs(
@@ -451,6 +466,15 @@ def test_a_keeper_that_cannot_start_says_why() -> None:
     )
     assert done.returncode == 1
     assert "No such file or directory: '/nowhere/jobs/x/node-0'" in done.stderr
+
+
+def test_a_keeper_whose_state_is_damaged_is_not_started_again_and_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_folder(tmp_path)
+    (job.path / "state.json").write_text("{")
+    assert main(str(job.path)) == 0
+    assert f"{job.path} cannot be read: " in capsys.readouterr().err
 
 
 def test_the_unit_of_a_job_that_was_deleted_is_removed(
