@@ -55,6 +55,8 @@ class SidecarNetwork:
         """The nodes that this node is connected with."""
         # connections that were closed for what arrived on them, by the reason
         self.refused: Counter[str] = Counter()
+        self._unsendable: set[tuple[str | None, str]] = set()
+        """The kinds of messages and errors that were warned about."""
         self._secret = secret
         self._on_message = on_message
         self._acceptor = None if listener is None else Acceptor(listener, self._make_connection)
@@ -109,7 +111,11 @@ class SidecarNetwork:
         try:
             return connection is not None and connection.send(message, max_unsent=max_unsent)
         except FrameError as error:
-            log.warning(f"a message to node {node} was not sent: {error.what}")
+            # Once for each kind: a script's report is sent again with each comparison.
+            kinds = (message.get("kind"), error.kind)
+            if kinds not in self._unsendable:
+                self._unsendable.add(kinds)
+                log.warning(f"a message to node {node} was not sent: {error.what}")
             return True
 
     def send_to_all(self, message: dict[str, Any]) -> None:

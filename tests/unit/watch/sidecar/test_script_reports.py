@@ -56,6 +56,8 @@ def test_a_report_that_is_too_long_is_a_warning_once(
                 "this node compares it"
             )
             assert list(reports.update(zero.network)) == []
+            write(tmp_path, 1, "y" * MAX_BYTES)
+            assert [rank for rank, _ in reports.update(zero.network)] == [1]
             write(tmp_path, 0, "short")
             list(reports.update(zero.network))
             await until(lambda: reports_received(one), "no report came")
