@@ -27,6 +27,8 @@ from drumline.rank.profiled.stack_sampler import NEW_THREAD, StackSampler
 from drumline.runs.profile_files import ProcessUse, StackSamples, WorkerUse
 
 MOST_COMMAND = 100
+# What reads a profile takes no more than DOCUMENT_BYTES of a file.
+MOST_SYNC_LINES = 10_000
 WORKER_NAME = "pt_data_worker"
 """That torch gives the processes of a DataLoader."""
 SYNCHRONIZES = "called a synchronizing CUDA operation"
@@ -204,5 +206,5 @@ class SyncLines:
         """Record the innermost line that is not torch's or Python's own."""
         while frame is not None and frame.f_code.co_filename.startswith(NOT_OF_USER):
             frame = frame.f_back
-        if frame is not None:
+        if frame is not None and len(self.lines) < MOST_SYNC_LINES:
             self.lines.append((time.time_ns(), f"{frame.f_code.co_filename}:{frame.f_lineno}"))

@@ -101,6 +101,21 @@ def test_lines_that_wait_for_the_device_are_those_of_the_user(
     assert sources == [f"{__file__}:{first + 8}", f"{__file__}:{first + 9}"]
 
 
+def test_lines_that_wait_for_the_device_are_no_more_than_a_reader_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("drumline.rank.profiled.step_observation.MOST_SYNC_LINES", 2)
+    monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr("torch.cuda.set_sync_debug_mode", lambda mode: None)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    lines = SyncLines()
+    lines.start()
+    for _ in range(3):
+        torch.cuda.synchronize()
+    lines.stop()
+    assert len(lines.lines) == 2
+
+
 def test_processes_of_a_rank_are_workers_or_others() -> None:
     command = "import time\nwhile True: pass"
     data: Any = torch.utils.data.DataLoader(range(1000), num_workers=2)  # type: ignore[arg-type]
