@@ -136,7 +136,8 @@ class ReplicaComparison:
 @torch.no_grad()
 def _broadcast(tensor: Tensor, source: int, device: torch.device, group: Any) -> None:
     """Collective: one rank's tensor, into that of all others."""
-    buffer = tensor.detach().to(device).contiguous()
+    # What conj() and imag give is computed first: only then are the bytes those of the buffer.
+    buffer = tensor.detach().to(device).resolve_conj().resolve_neg().contiguous()
     # As bytes: not every backend supports every type.
     dist.broadcast(as_bytes(buffer), source, group=group)
     if dist.get_rank() != source:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
 from drumline.checkpoint.optimizer_state import optimizer_state
+from drumline.parallel import replicas
 from drumline.parallel.replicas import replica_tensors
+from drumline.rank.tensor_hash import as_bytes
 
 
 def small_model() -> nn.Sequential:
@@ -67,3 +72,22 @@ def test_what_ddp_ignores_may_differ_across_ranks() -> None:
     tensors = replica_tensors(model, optimizer, include_buffers=True)
     assert not [name for name in tensors if name.startswith(("0.weight", "1.running_mean"))]
     assert "0.bias/exp_avg" in tensors
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [torch.ones(3).cfloat().conj(), torch.ones(3).cfloat().conj().imag, torch.zeros(3, 2)[:, 0]],
+    ids=["conjugate", "negative", "column"],
+)
+def test_a_tensor_that_is_a_view_is_replaced_by_that_of_the_majority(
+    damaged: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = torch.arange(1, 4).to(damaged.dtype)
+
+    def broadcast(buffer: torch.Tensor, source: int, group: Any) -> None:
+        buffer.copy_(as_bytes(right))
+
+    monkeypatch.setattr("torch.distributed.broadcast", broadcast)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    replicas._broadcast(damaged, 0, torch.device("cpu"), None)
+    assert torch.equal(damaged, right)
