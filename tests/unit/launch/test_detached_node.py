@@ -117,10 +117,10 @@ def test_a_disk_without_locks_keeps_no_file_open(
 
     job = make_folder(tmp_path)
     monkeypatch.setattr("fcntl.flock", flock)
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = sorted(Path("/proc/self/fd").iterdir())
     with pytest.raises(OSError, match="No locks available"):
         job.has_keeper()
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_a_machine_with_a_new_name_keeps_its_jobs(
