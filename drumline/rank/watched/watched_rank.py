@@ -164,6 +164,8 @@ def watch_rank(options: SidecarOptions, rank: int) -> WatchedRank | None:
     try:
         return WatchedRank(options, rank)
     except OSError as error:  # the watchdog is no reason not to train
+        if options.listener is not None:
+            os.close(options.listener)
         print_message(
             f"rank {rank} on {options.host} is not watched: {error}. Try: free some space there"
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,10 @@ def test_a_sidecar_that_outlives_the_loop_is_reaped(tmp_path: Path) -> None:
 def test_a_rank_that_cannot_be_watched_reports_it_and_trains(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert watch_rank(options_of(tmp_path / "gone"), 0) is None
+    listener = os.open("/dev/null", os.O_RDONLY)
+    options = replace(options_of(tmp_path / "gone"), listener=listener)
+    assert watch_rank(options, 0) is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(listener)  # other nodes' sidecars would wait for this one's answer
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("drumline: rank 0 on node-a is not watched: ")
