@@ -199,3 +199,12 @@ def test_ranks_do_not_start_from_a_notebook(lines: list[str], count: int) -> Non
         [read_bytes(PATH, notebook(code(*lines)))], rules, Settings(chosen=frozenset({"DL067"}))
     )
     assert [finding.rule for finding in report.findings] == ["DL067"] * count
+
+
+def test_ranks_start_from_a_notebook_in_a_function_of_a_file() -> None:
+    lines = ["import torch.multiprocessing as mp", "from work import train", "mp.spawn(train)"]
+    rules = all_rules()
+    readings = [read_bytes(Path("work.py"), b"def train(rank):\n    pass\n")]
+    readings.append(read_bytes(PATH, notebook(code(*lines))))
+    report = check(readings, rules, Settings(chosen=frozenset({"DL067"})))
+    assert report.findings == []

@@ -48,6 +48,8 @@ def severity_of(
         (WORD, "args.mode == 'test'"),
         (WORD, "args.mode != 'train'"),
         ("class Config:\n    keep_last: bool = False", "config.keep_last"),
+        (FLAG + "\nparser.add_argument('--all', help='needs --keep-last')", "args.keep_last"),
+        (FLAG + "\nif wrong:\n    raise ValueError('give --keep-last')", "args.keep_last"),
     ],
 )
 def test_under_an_option_that_is_off_by_default(declared: str, condition: str) -> None:
@@ -69,6 +71,7 @@ def test_under_an_option_that_is_off_by_default(declared: str, condition: str) -
         (WORD, "args.mode == 'train'"),
         (FLAG + "\nargs.keep_last = True", "args.keep_last"),
         (FLAG, "model.keep_last"),
+        (FLAG + "\ncommand = 'train.py --keep-last'", "args.keep_last"),
         ("class Model:\n    keep_last: bool = False", "args.keep_last"),
     ],
 )
@@ -112,6 +115,39 @@ def test_in_a_function_that_is_called_under_an_option(condition: str, severity: 
     files = (("train.py", training + "    wait()\n"), ("run.sh", SCRIPT))
     severities = [finding.severity for finding in findings_in(files) if finding.rule == "DL017"]
     assert severities == [severity]
+
+
+HANDED_ON = (
+    "import argparse\nimport torch\nimport torch.distributed as dist\n"
+    "class Trainer:\n"
+    "    def __init__(self, norm=0.0):\n        self.norm = norm\n"
+    "    def fit(self, net):\n        if CONDITION:\n"
+    "            torch.save(net.state_dict(), 'last.pt')\n"
+    "parser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--max_norm', type=float, default=0.0)\n"
+    "args = parser.parse_args()\ndist.init_process_group('nccl')\n"
+    "trainer = Trainer(norm=ARGUMENT)\n"
+    "trainer.fit(torch.nn.parallel.DistributedDataParallel(net))\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("condition", "argument", "severity"),
+    [
+        ("self.norm > 0", "args.max_norm", Severity.NOTE),
+        ("self.norm != 0", "args.max_norm or args.max_norm", Severity.NOTE),
+        ("self.norm == 0", "args.max_norm", Severity.WARNING),
+        ("self.norm > 0", "args.max_norm if clip else 1.0", Severity.WARNING),
+        ("self.norm > 0", "0.0", Severity.WARNING),
+        ("self.norm > 0", "compute(args.max_norm)", Severity.WARNING),
+    ],
+)
+def test_under_an_option_that_is_handed_on(
+    condition: str, argument: str, severity: Severity
+) -> None:
+    training = HANDED_ON.replace("CONDITION", condition).replace("ARGUMENT", argument)
+    findings = findings_in((("train.py", training), ("run.sh", SCRIPT)))
+    assert [each.severity for each in findings if each.rule == "DL014"] == [severity]
 
 
 def test_after_an_interrupt() -> None:

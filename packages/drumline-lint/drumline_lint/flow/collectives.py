@@ -91,7 +91,9 @@ def _reaches_others(program: Program, call: ast.Call, name: str) -> bool:
     """Whether a framework's method waits for other ranks here: by an argument of it, or by how its
     object was made."""
     if name.endswith("LightningModule.log"):
-        return program.values(argument(call, None, "sync_dist")) == {ConstantValue(True)}
+        is_for_main = ConstantValue(True) in program.values(argument(call, None, "rank_zero_only"))
+        is_reduced = program.values(argument(call, None, "sync_dist")) == {ConstantValue(True)}
+        return is_reduced and not is_for_main
     if name in _OF_SHARDED_STATES:
         return has_sharded_states(program, call)
     if name.startswith("pytorch_lightning.Trainer."):

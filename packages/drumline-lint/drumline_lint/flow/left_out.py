@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from drumline_lint.flow.conditions import held_conditions
 from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import connected
+from drumline_lint.program.origins import previous_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
@@ -100,24 +101,20 @@ def _compared(operator: ast.cmpop, left: object, right: object) -> bool | None:
     return left >= right if isinstance(operator, ast.GtE) else None
 
 
-def _values_of_option(program: Program, expression: ast.expr) -> list[object]:
-    """The defaults of an option; empty if one is unknown, or if the option is set somewhere."""
+def _values_of_option(
+    program: Program, expression: ast.expr, depth: int = _DEEPEST
+) -> list[object]:
+    """The defaults of an option, also where another name or a parameter has its value; empty if one
+    is unknown, or if the option is set somewhere."""
     name = _option(expression)
     if name:
         return _defaults(program, program.source_of(expression), name)
-    copies = _copied(program, expression)
-    is_copy = len(copies) == 1 and _option(copies[0]) != ""
-    return _values_of_option(program, copies[0]) if is_copy else []
-
-
-def _copied(program: Program, expression: ast.expr) -> list[ast.expr]:
-    """What `resume` or `self.resume` is, after `self.resume = args.resume`."""
-    if isinstance(expression, ast.Name):
-        return program.assigned(expression)
-    if not isinstance(expression, ast.Attribute):
-        return []
-    assigned = program.index(program.source_of(expression)).attributes.get(expression.attr, ())
-    return [binding.value for _, binding in assigned if binding.value is not None]
+    handed_on = previous_values(program, expression) if depth > 0 else ()
+    values = [
+        _values_of_option(program, origin, depth - 1) if origin is not None else []
+        for origin in handed_on
+    ]
+    return [value for part in values for value in part] if all(values) else []
 
 
 def _option(expression: ast.expr) -> str:
@@ -245,7 +242,17 @@ def _is_set(program: Program, source: Source, name: str) -> bool:
     flag = re.compile(rf"--{words}(?![\w-])")
     scripts = _texts_of_scripts(program)
     written = sum(len(flag.findall(file.text)) for file in files)
-    return written > len(_declarations(program, source, name)) or any(map(setting.search, scripts))
+    messages = [text for file in files for text in _told_to_users(program, file)]
+    only_told = sum(len(flag.findall(text)) for text in messages)
+    return written > only_told or any(map(setting.search, scripts))
+
+
+@cached_query
+def _told_to_users(program: Program, source: Source) -> list[str]:
+    """The texts of declarations and of errors, which may name options."""
+    index = program.index(source)
+    every = [*index.calls.get("add_argument", ()), *index.every(ast.Raise)]
+    return [source.code(node) for node in every]
 
 
 def _assigns(program: Program, source: Source, name: str) -> bool:

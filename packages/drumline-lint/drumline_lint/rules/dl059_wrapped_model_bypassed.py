@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.flow.conditions import held_conditions
 from drumline_lint.flow.loops import calls_made_in, has_gradients_off
 from drumline_lint.program.names import DDP
 from drumline_lint.program.origins import parts
@@ -71,6 +72,8 @@ def _missing_methods(program: Program, source: Source) -> Iterator[Finding]:
         made = program.made(owner, DDP)
         if not made or owner is None or len(made) < len(program.values(owner)):
             continue
+        if _is_not_wrapped(program, owner):
+            continue
         models = [value for wrapping in made for value in program.values(wrapped(wrapping.call))]
         classes = [model.of for model in models if isinstance(model, Instance)]
         if classes and all(program.method(class_, name) is not None for class_ in classes):
@@ -80,6 +83,15 @@ def _missing_methods(program: Program, source: Source) -> Iterator[Finding]:
             )
             fix = f"call it in forward, or as `{source.code(owner)}.module.{name}`"
             yield RULE.at(source, call, message, fix=fix)
+
+
+def _is_not_wrapped(program: Program, model: ast.expr) -> bool:
+    """Where `hasattr(model, "module")` or `isinstance(model, DDP)` does not hold."""
+    return any(
+        called_name(test) in ("hasattr", "isinstance") and dotted(test.args[0]) == dotted(model)
+        for test, holds in held_conditions(program, model)
+        if isinstance(test, ast.Call) and test.args and not holds
+    )
 
 
 @cached_query

@@ -40,7 +40,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "the start fails with a RuntimeError"
             )
             yield RULE.at(source, call, message)
-        elif source.is_notebook and not is_forked and program.started_functions(call):
+        elif source.is_notebook and not is_forked and _starts_own(program, call):
             message = (
                 "a spawned process cannot import a function of a notebook: "
                 "it fails with an AttributeError"
@@ -67,6 +67,13 @@ def _by_trainer(program: Program, source: Source) -> Iterator[Finding]:
                 f'strategy="{names[0]}" starts the script again for each device: a notebook is none'
             )
             yield RULE.at(source, call, message, fix='write strategy="ddp_notebook"')
+
+
+def _starts_own(program: Program, call: ast.Call) -> bool:
+    """Whether the function is of this notebook, and not of a file that it imports."""
+    source = program.source_of(call)
+    started = program.started_functions(call)
+    return any(program.source_of(function) is source for function in started)
 
 
 def _tests(program: Program, call: ast.Call) -> list[str]:
