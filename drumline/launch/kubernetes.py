@@ -56,6 +56,12 @@ class KubernetesJob:
     """Further flags for the launcher of each pod of several."""
 
     @property
+    def node_selector(self) -> dict[str, str]:
+        """The labels that a node must have; of two values of a label, the last."""
+        labels = self.flags.node_selector or []
+        return {name: value for name, _, value in (label.partition("=") for label in labels)}
+
+    @property
     def has_launcher(self) -> bool:
         """Whether pods run `drumline launch`: then drumline must be in the image."""
         return self.program.is_task or self.min_nodes is not None

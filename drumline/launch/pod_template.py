@@ -88,7 +88,7 @@ def _check_fields(value: Any, where: str, fields: Sequence[str]) -> None:
 
 
 def documents_of(text: str) -> Iterator[Any]:
-    """The documents of a YAML text as JSON could hold them: no aliases and tags."""
+    """The documents of a YAML text as JSON could hold them: no aliases, tags and double keys."""
     try:
         import yaml
     except ImportError as error:
@@ -128,7 +128,7 @@ def _value_of(node: Any) -> Any:
     if isinstance(node, yaml.SequenceNode):
         return [_value_of(item) for item in node.value]
     if isinstance(node, yaml.MappingNode):
-        return {_key_of(key): _value_of(value) for key, value in node.value}
+        return _mapping_of(node)
 
     kind = node.tag.rpartition(":")[2]
     if kind not in ("int", "float", "bool", "null"):
@@ -137,6 +137,17 @@ def _value_of(node: Any) -> Any:
     if len(node.value) > MAX_SCALAR:
         raise TemplateError(f"the number in line {line} is too long")
     return yaml.SafeLoader("").construct_object(node)
+
+
+def _mapping_of(node: Any) -> dict[str, Any]:
+    """Of a key that is there twice, YAML would silently lose the first value."""
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = _key_of(key_node)
+        if key in values:
+            raise TemplateError(f"{key!r} in line {key_node.start_mark.line + 1} is there twice")
+        values[key] = _value_of(value_node)
+    return values
 
 
 def _key_of(node: Any) -> str:

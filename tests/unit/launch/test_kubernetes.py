@@ -53,7 +53,7 @@ EVERYTHING: dict[str, Any] = {
         "shm": "64Gi",
         "efa": "4",
         "rdma": "rdma/cards:2",
-        "node-selector": ["node.kubernetes.io/type=p5"],
+        "node-selector": ["node.kubernetes.io/type=p4", "node.kubernetes.io/type=p5"],
     },
     "claims": {"/runs": "shared", "/data": "images"},
     "tolerations": [toleration("nvidia.com/gpu"), toleration("team=a:NoSchedule")],

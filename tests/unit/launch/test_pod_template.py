@@ -219,6 +219,7 @@ def test_the_labels_by_which_the_service_finds_pods_stay(tmp_path: Path) -> None
         ),
         ("metadata: {name: x}\nspec: {}", "metadata has 'name'; only labels, annotations can be"),
         ("metadata: {}", "it has no spec"),
+        ("spec: {a: 1, a: 2}", "'a' in line 1 is there twice"),
         ("spec: {1: 2, ? [a] : 3}", "a key in line 1 is not text"),
         ("spec: [", "it is not YAML: while parsing a flow"),
         ("spec: {a: 0b__}", "it is not YAML: invalid literal"),
