@@ -112,7 +112,7 @@ def test_no_rule_stumbles_over_broken_scripts(text: str, data: st.DataObject) ->
         )
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "piece",
     [

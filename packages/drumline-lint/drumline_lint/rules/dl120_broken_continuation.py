@@ -22,10 +22,10 @@ _CAUSES = (
 
 def check_shell(script: Script) -> Iterator[Finding]:
     started = launches(script)
+    starts = [launch.name[0].start for launch in started]
     for scope in dict.fromkeys([script, *(launch.script for launch in started)]):
         if scope.container is not None and scope.outer is None:
             continue
-        starts = [launch.name[0].start for launch in started]
         for before, command in itertools.pairwise(scope.commands):
             is_rest = _LATER_FLAG.match(command.words[0].head) is not None
             if is_rest and any(before.start <= start <= before.end for start in starts):
