@@ -53,7 +53,7 @@ class Rank:
                 options = node.options(joined)
                 if self.rank == options.ranks[0]:
                     watch_folder.hold(Path(options.folder))  # as `WatchedRank` does
-                return joined, options, node.listener
+                return joined, options, options.listener
         except PreflightError as error:
             is_open = node.listener is not None and Path(f"/proc/self/fd/{node.listener}").exists()
             assert not is_open

@@ -92,13 +92,14 @@ class NodeWatch:
         return {"address": address, "port": port}
 
     def options(self, rendezvous: Rendezvous | None) -> SidecarOptions:
-        """For this node's sidecar, after the rendezvous; None: there is a single rank."""
+        """For this node's sidecar, after the rendezvous; None: there is a single rank. The listener
+        is no longer ours: whoever takes the options closes it."""
         if rendezvous is None:
             return replace(self._alone, folder=self.prepare()["folder"], secret=new_secret())
         node = rendezvous.node_of(self.rank)
         store = rendezvous.store
         services = rendezvous.services
-        return replace(
+        options = replace(
             self._alone,
             folder=str(self._folder or make_watch_folder(Path(services[node]["folder"]))),
             secret=sidecar_secret(store.secret, store.prefix) or "",
@@ -111,6 +112,8 @@ class NodeWatch:
             ranks=tuple(rendezvous.nodes[node]),
             listener=self.listener,
         )
+        self.listener = None
+        return options
 
 
 def options_from_launcher(

@@ -135,6 +135,19 @@ def test_a_folder_that_others_could_use_is_refused(tmp_path: Path) -> None:
         assert refused(theirs) == "it belongs to user id 12345, and this is user id 0"
 
 
+def test_a_listener_is_of_the_sidecar_once_its_options_have_it(tmp_path: Path) -> None:
+    """Its number may be that of another file by the time a start fails."""
+    alone = Rendezvous(SealedStore(dist.HashStore(), None), ((0,),), ("a",), (LOOPBACK,), ({},))
+    node = NodeWatch(Topology(), WatchConfig(), WatchSettings(folder=tmp_path), run=None)
+    with contextlib.suppress(KeyError), node:
+        node.prepare()
+        node.listen(alone)
+        listener = node.options(alone).listener
+        raise KeyError
+    assert listener is not None
+    os.close(listener)  # it is still open
+
+
 def test_a_folder_that_the_first_rank_names_is_checked_by_the_others(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     second = Topology(rank=1, world_size=2, local_rank=1, local_world_size=2)
