@@ -41,9 +41,11 @@ class BlockUse:
         self._is_learned = False
         self._host = ""
         """While ranks compare what they call: this rank's."""
+
         self._called = FirstCalls()
         self._reduced = FirstCalls()
         self._sizes: dict[str, set[int]] = {name: set() for name in sharded}
+
         for name, module in sharded.items():
             # Before the hook with which torch gathers the block.
             module.register_forward_pre_hook(partial(self._before_block, name), prepend=True)
@@ -98,8 +100,10 @@ class BlockUse:
         """A forward pass is about to call this block."""
         if self._host:
             self._compare(name)
+
         if not torch.is_grad_enabled():
             return
+
         if not self._is_learned:
             self._called.add(name)
         elif not self._called.visit(name):
@@ -139,6 +143,7 @@ class FirstCalls:
     def __init__(self) -> None:
         self.position = 0
         """The number of blocks that were called in this pass."""
+
         self._places: dict[str, int] = {}
 
     def __contains__(self, name: str) -> bool:

@@ -14,14 +14,18 @@ from drumline.base.text import join_names
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 """They have no forward pass of their own."""
+
 PLAIN = (nn.Sequential, *CONTAINERS)
 """Their class does not say what is in them."""
+
 INNER_SHARE = 0.8
 """Blocks inside larger ones (in the stages of a network) are taken if they hold this part of what
 the larger ones hold."""
+
 FURTHER_SHARE = 0.1
 """Another class (the decoder's beside the encoder's) is taken too if it holds this part of what the
 first one holds."""
+
 EXPERT = "expert"
 """In a module's name or class: an expert is called for some samples, and perhaps not on every
 rank."""
@@ -49,6 +53,7 @@ def find_blocks(model: nn.Module, wrap: Sequence[str] = ()) -> dict[str, nn.Modu
     # A parameter that a module outside the block has, too, is sharded with the rest of the model
     # (tied weights).
     everywhere = _uses(model)
+
     return {
         name: block
         for name, block in chosen.items()
@@ -81,15 +86,19 @@ class _Candidate:
             id(value): value.numel() for module in modules.values() for value in module.parameters()
         }
         """The elements of each parameter, by its id."""
+
         self.size = sum(self.sizes.values())
         first, *further = modules.values()
+
         # Single layers, as torch.nn has them; a class of the user's may compute with its own
         # parameters.
         is_of_torch = type(first).__module__.startswith("torch.")
+
         self.is_layer = is_of_torch and next(first.children(), None) is None
         is_listed = any(id(module) in listed for module in modules.values())
         self.preference = int(is_listed and type(first) not in PLAIN)
         """3: they repeat in lists; 2: they repeat elsewhere; 1: there is one, in a list."""
+
         if further:
             self.preference = 3 if is_listed else 2
 
@@ -117,9 +126,11 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     layers = [
         candidate for candidate in candidates if candidate.is_layer and candidate.preference == 3
     ]
+
     largest = max(layers, key=lambda candidate: candidate.size, default=None)
     if largest is not None and largest.size_outside(chosen) > sum(block.size for block in chosen):
         chosen = [largest]
+
     names = {name for candidate in chosen for name in candidate.modules}
     return _inside_out({name: module for name, module in model.named_modules() if name in names})
 
@@ -140,10 +151,12 @@ def _candidates(model: nn.Module) -> list[_Candidate]:
         is_expert = EXPERT in name.lower() or EXPERT in kind.__name__.lower()
         if module is model or is_expert or kind in CONTAINERS or not _size(module):
             continue
+
         if kind is nn.Sequential:
             if id(module) not in listed:
                 continue
             kind = name.rpartition(".")[0]
+
         kinds[kind][name] = module
 
     return [_Candidate(modules, listed) for modules in kinds.values()]
@@ -198,9 +211,11 @@ def _by_size(model: nn.Module, least: int) -> dict[str, nn.Module]:
     for name, module in reversed(list(model.named_modules())):
         if module is model or isinstance(module, (*CONTAINERS, nn.Embedding)):
             continue
+
         sizes = {
             id(value): value.numel() for value in module.parameters() if id(value) not in taken
         }
+
         if sum(sizes.values()) >= least:
             blocks[name] = module
             taken |= sizes.keys()

@@ -57,6 +57,7 @@ class PowerSGD:
             id(parameter): name.removeprefix("module.model.")
             for name, parameter in model.named_parameters()
         }
+
         for parameter in model.parameters():
             has_rows = parameter.dim() > 0 and parameter.numel() > 0
             if parameter.requires_grad and not has_rows:
@@ -74,8 +75,10 @@ class PowerSGD:
 
         self._buckets: dict[int, list[str]] = {}
         """The names of the parameters in each bucket that was compressed."""
+
         self._saved: dict[int, dict[str, Any]] = {}
         """What was loaded, until the first step takes it."""
+
         self._is_paused = False
         model.register_comm_hook(self, PowerSGD.reduce)
 
@@ -94,9 +97,11 @@ class PowerSGD:
 
         if self._is_paused:
             return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
+
         compresses = self._torch_state.iter >= self._torch_state.start_powerSGD_iter
         if compresses and bucket.index() not in self._buckets:
             self._begin(bucket)
+
         reduced = powerSGD_hook.powerSGD_hook(self._torch_state, bucket)
         if compresses:
             # NCCL: torch's hook frees its copy of the gradients, which this stream owns, while
@@ -120,8 +125,10 @@ class PowerSGD:
         saved = self._saved.pop(index, None)
         if saved is None:
             return
+
         error = saved["error"]
         columns = self._torch_state.matrix_approximation_rank
+
         is_same = error.shape == buffer.shape and error.dtype == buffer.dtype
         if is_same and (saved["parameters"], saved["columns"]) == (names, columns):
             for part, memory in self._memories():

@@ -51,6 +51,7 @@ class ModuleInit:
         assert initialize is not None
         tied: dict[nn.Parameter, Tensor] = {}
         """Parameters that another module has initialized, with their values."""
+
         for key, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if old in self._made:
                 tied[self._made[old]] = self._made[old].detach().clone()
@@ -80,6 +81,7 @@ def _unset_like(old: Tensor) -> Tensor:
     new = torch.empty_like(old, device="cpu", requires_grad=False)
     if new.is_floating_point() or new.is_complex():
         return new.fill_(math.nan)
+
     bits = new.view(_BITS[new.element_size()])
     bits.fill_(_unset_bits(bits))
     return new
@@ -95,9 +97,11 @@ def _is_unset(tensor: Tensor) -> bool:
     nothing was."""
     if tensor.is_floating_point() or tensor.is_complex():
         return bool((tensor.float() if tensor.element_size() == 1 else tensor).isnan().any())
+
     bits = tensor.view(_BITS[tensor.element_size()])
     unset = bits == _unset_bits(bits)
     has_any_value = tensor.dtype in (torch.int8, torch.uint8)
+
     return tensor.numel() > 0 and bool(unset.all() if has_any_value else unset.any())
 
 

@@ -36,9 +36,11 @@ class SyncPlan:
 
     every: int
     """The steps between two rounds of a part."""
+
     parts: int = 1
     overlap: int = 0
     """For how many steps training continues while a part is sent."""
+
     lr: float = 1.0
     momentum: float = 0.0
     wire: Wire = "fp32"
@@ -69,12 +71,16 @@ class SyncedPart:
         self.momentum = torch.zeros_like(self.shared) if plan.momentum else None
         self.sum: DeltaSum | None = None
         """None: another rank of this replica has it."""
+
         if groups.across is not None:
             self.sum = DeltaSum(self.shared, plan.wire, groups.across)
+
         self.began_at: int | None = None
         """The step of the round in progress."""
+
         self.begun = self.shared.new_empty(0)
         """This rank's own weights when it began."""
+
         self.finished_at = 0
         """The step after which the latest round began that has ended."""
 
@@ -146,6 +152,7 @@ class OuterSync:
         self.plan = plan
         self.groups = groups
         ignored = names_ignored_by_ddp(model)
+
         trained = {
             name: parameter
             for name, parameter in model.named_parameters()
@@ -191,6 +198,7 @@ class OuterSync:
         is_last_part = part is self._parts[-1]
         if is_last_part and self._sends_buffers:
             self._buffers.broadcast()
+
         part.finish(step)
         if is_last_part:
             self._shared_buffers = self._buffers.keep(self._shared_buffers)
@@ -269,12 +277,15 @@ class OuterSync:
             if state is not None:
                 weights = state["weights"][number].to(part.shared)
                 begun = state["begun"][number]
+
                 missed_end = state["finished_at"][number] < finished_at[number]
                 if missed_end and begun is None:
                     weights = part.shared
                 elif missed_end:
                     weights = weights + (part.shared - begun.to(part.shared))
+
                 part.use(weights)
+
             part.finished_at = finished_at[number]
 
         if state is not None:
@@ -290,6 +301,7 @@ class OuterSync:
         due = [self._parts[number] for number in pending]
         for part in due:
             part.start(step, weight)
+
         if is_last or not self.plan.overlap:
             for part in due:
                 self._finish(part, step)
@@ -306,6 +318,7 @@ class OuterSync:
             for name, weight in part.by_name(part.shared).items():
                 if weight.dtype != part.parameters[name].dtype:
                     tensors[f"weight/{name}"] = weight
+
         return tensors
 
     def load_outer_state(self, saved: Mapping[str, Tensor]) -> None:
@@ -317,6 +330,7 @@ class OuterSync:
                     weight.copy_(saved.get(f"weight/{name}", part.parameters[name]))
                 for name, momentum in part.momenta().items():
                     momentum.copy_(saved.get(f"momentum/{name}", torch.zeros(())))
+
         self._shared_buffers = self._buffers.keep(self._shared_buffers)
         self.is_shared = True
 
@@ -328,6 +342,7 @@ class OuterSync:
         for part in self._parts:
             if part.began_at is not None and part.sum is not None:
                 part.sum.settle()
+
             sent = part.sum and part.sum.state_dict()
             rounds.append({"began_at": part.began_at, "begun": part.begun, "sum": sent})
             if not self.is_shared:
@@ -382,6 +397,7 @@ def make_sync(settings: DistConfig, model: nn.Module, groups: ReplicaGroups) -> 
         momentum=outer_momentum,
         wire=settings.outer_dtype,
     )
+
     return OuterSync(model, plan, groups, sends_buffers=settings.broadcast_buffers)
 
 

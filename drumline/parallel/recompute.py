@@ -21,6 +21,7 @@ from drumline.parallel.blocks import find_blocks
 
 MARK = "_drumline_recomputed"
 """An attribute of the blocks whose activations are computed again."""
+
 POLICY = "activation_checkpointing"
 """An attribute of a model that does it itself, as those of this package; read only while the
 setting is on."""
@@ -99,8 +100,10 @@ def _buffers_kept(block: nn.Module) -> Iterator[None]:
         for module in block.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
+
     for module, name, buffer in buffers:
         setattr(module, name, buffer.clone())
+
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from drumline.rank.group import make_group
 Wire = Literal["fp32", "bf16", "int8"]
 BLOCK = 256
 """int8: so many values share one scale, which is sent in fp32."""
+
 _LEVELS = 127
 _SCALE_BYTES = 4
 
@@ -27,12 +28,16 @@ class ReplicaGroups:
     members: tuple[int, ...]
     """The ranks of this rank's replica, which reduce their gradients in every step. The first is
     its leader."""
+
     leaders: tuple[int, ...]
     """Of all replicas."""
+
     within: dist.ProcessGroup | None
     """The members; None if there is one."""
+
     across: dist.ProcessGroup | None
     """The leaders; None on the other ranks."""
+
     weight: float
     """The fraction of all ranks that are in this replica."""
 
@@ -58,6 +63,7 @@ def make_replica_groups(
     replica only, unless others may join it."""
     if len(replicas) < 2 and not may_grow:
         return None
+
     ordered = sorted(tuple(sorted(ranks)) for ranks in replicas)
     leaders = tuple(ranks[0] for ranks in ordered)
     across = make_group(leaders, timeout_s=timeout_s)
@@ -79,9 +85,11 @@ def encode(rows: Tensor, wire: Wire) -> Tensor:
     if wire != "int8":
         sent_dtype = {"fp32": rows.dtype, "bf16": torch.bfloat16}[wire]
         return rows.to(sent_dtype).contiguous().view(torch.uint8)
+
     blocks = rows.float().view(len(rows), -1, BLOCK)
     scales = blocks.abs().amax(2, keepdim=True) / _LEVELS
     rounded = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_().to(torch.int8)
+
     return torch.cat([rounded.flatten(1).view(torch.uint8), scales.flatten(1).view(torch.uint8)], 1)
 
 
@@ -89,9 +97,11 @@ def decode(rows: Tensor, wire: Wire, dtype: torch.dtype) -> Tensor:
     """The reverse of `encode`, but for its rounding."""
     if wire != "int8":
         return rows.view(torch.bfloat16).to(dtype) if wire == "bf16" else rows.view(dtype)
+
     length = rows.shape[1] * BLOCK // (BLOCK + _SCALE_BYTES)
     blocks = rows[:, :length].view(torch.int8).to(dtype).view(len(rows), -1, BLOCK)
     scales = rows[:, length:].contiguous().view(torch.float32)
+
     return (blocks * scales.unsqueeze(2)).flatten(1)
 
 
@@ -121,8 +131,10 @@ class DeltaSum:
         self._wire_device = (
             torch.device("cpu") if dist.get_backend(group) == "gloo" else like.device
         )
+
         self._errors: dict[str, Tensor] = {}
         """What rounding has left out, in each half."""
+
         if wire != "fp32":
             self._errors["error"] = like.new_zeros(self._count, length)
             self._errors["slice_error"] = like.new_zeros(1, length)
@@ -140,6 +152,7 @@ class DeltaSum:
         rows[: self._size] = values
         self._sent = self._rounded(rows.view(self._count, self._length), "error")
         self._received = torch.empty_like(self._sent)
+
         self._work = dist.all_to_all_single(
             self._received,
             self._sent,
@@ -153,6 +166,7 @@ class DeltaSum:
         """Collective: wait for the first half, and begin the second; nothing if that was done."""
         if self._work is None or self._is_second_half:
             return
+
         self._work.wait()
         self._sent = self._rounded(self._decoded().sum(0, keepdim=True), "slice_error")
         self._received = self._sent.new_empty(self._count, self._sent.shape[1])
@@ -176,6 +190,7 @@ class DeltaSum:
             self._work = None
             self._sent = self._result.new_empty(0)
             self._received = self._sent
+
         return self._result
 
     def take(self) -> Tensor:
@@ -192,9 +207,11 @@ class DeltaSum:
         error = self._errors.get(half)
         if error is None:
             return encode(rows, self._wire).to(self._wire_device)
+
         rows = rows + error
         sent = encode(rows, self._wire)
         torch.sub(rows, decode(sent, self._wire, self._dtype), out=error)
+
         return sent.to(self._wire_device)
 
     def state_dict(self) -> dict[str, Tensor]:

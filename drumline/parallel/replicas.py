@@ -37,9 +37,11 @@ class ReplicaComparison:
     include_buffers: bool = True
     tensors: Callable[[], dict[str, Tensor]] | None = None
     """What is compared in place of these."""
+
     sharded: ShardedModel | None = None
     """Of a sharded model only what several ranks have is compared: buffers, and the shards of
     replicas (hsdp)."""
+
     last_agreed: int | None = None
     """The latest step after which all ranks were equal."""
 
@@ -63,18 +65,21 @@ class ReplicaComparison:
         hashes = hash_tensors(list(tensors.values()), self.device)
         if not self._all_agree(tensors, hashes):
             self._resolve(self._find(tensors, hashes), tensors, step)
+
         self.last_agreed = step
 
     def _all_agree(self, tensors: dict[str, Tensor], hashes: Tensor) -> bool:
         """Collective, of the same size for any tensors: ranks with different tensors are found, and
         do not block."""
         combined = combine(hashes, list(tensors))
+
         # the largest ~h belongs to the smallest h
         extremes = torch.stack([combined, ~combined])
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
         differs = (extremes[0] != ~extremes[1]).int()
         if self._group is not None:
             dist.all_reduce(differs, op=dist.ReduceOp.MAX)
+
         return not differs.item()
 
     @property
@@ -88,13 +93,16 @@ class ReplicaComparison:
             name: [f"{tensor.dtype} {list(tensor.shape)}", value]
             for (name, tensor), value in zip(tensors.items(), hashes.tolist(), strict=True)
         }
+
         reports = gather_json({"host": self.host, "tensors": held})
         if self.sharded is None or self._group is None:
             return find_difference(reports)
+
         groups = self.sharded.replica_ranks()
         differences = (
             find_difference([reports[rank] for rank in ranks], ranks) for ranks in groups
         )
+
         return next(difference for difference in differences if difference.tensors)
 
     def _resolve(
@@ -126,6 +134,7 @@ class ReplicaComparison:
         names = difference.tensors if dist.get_rank() in difference.hosts else ()
         for name in names:
             _broadcast(tensors[name], difference.source, self.device, self._group)
+
         if dist.get_rank() == 0:
             log.warning(
                 f"{sentence}; all ranks continue with the tensors of rank {difference.source}. "
@@ -138,6 +147,7 @@ def _broadcast(tensor: Tensor, source: int, device: torch.device, group: Any) ->
     """Collective: one rank's tensor, into that of all others."""
     # What conj() and imag give is computed first: only then are the bytes those of the buffer.
     buffer = tensor.detach().to(device).resolve_conj().resolve_neg().contiguous()
+
     # As bytes: not every backend supports every type.
     dist.broadcast(as_bytes(buffer), source, group=group)
     if dist.get_rank() != source:
@@ -156,6 +166,7 @@ def replica_tensors(
     plain = unwrap_model(model)
     ignored = names_ignored_by_ddp(plain)
     parameters = {name: tensor for name, tensor in plain.named_parameters() if name not in ignored}
+
     buffers = {
         name: tensor
         for name, tensor in plain.named_buffers()
@@ -165,6 +176,7 @@ def replica_tensors(
     state: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         state.update(_tensors_in(optimizer.state.get(parameter), name))
+
     return {**parameters, **buffers, **state}
 
 

@@ -55,6 +55,7 @@ class _Bucket:
         self.parameters = parameters
         self.missing: set[Tensor] = set()
         """The parameters whose gradients are still missing in this backward pass."""
+
         self._world_size = world_size
         self._flats = [_Flat(parameters, world_size)]
         self._spare = list(self._flats)
@@ -68,6 +69,7 @@ class _Bucket:
         if not self._spare:
             self._flats.append(_Flat(self.parameters, self._world_size))
             self._spare.append(self._flats[-1])
+
         self._newest = self._spare.pop()
         self._newest.data.zero_()
         self._use(self._newest)
@@ -83,6 +85,7 @@ class _Bucket:
         sizes = [len(nodes_of_rank) * chunk for nodes_of_rank in nodes]
         if self._received.numel() != sum(sizes):
             self._received = self._newest.data.new_empty(sum(sizes))
+
         self._pending = dist.all_to_all_single(
             self._received,
             self._outgoing(),
@@ -100,6 +103,7 @@ class _Bucket:
         sums: Sums[Tensor] = []
         for node, row in zip(chain.from_iterable(nodes), rows, strict=True):
             fold(sums, (node, row), num_shards, Tensor.add_)
+
         ((_, total),) = sums
         self._pending = _all_gather(self._newest.data, total, async_op=True)
 
@@ -111,6 +115,7 @@ class _Bucket:
         else:
             self._pending.wait()
             self._pending = None
+
         self._sums.clear()
         self._spare = list(self._flats)
         self._use(self._newest)
@@ -160,15 +165,18 @@ class ShardSum:
         self._names = {
             parameter: name for name, parameter in parameters.items() if parameter.numel()
         }
+
         self._find_unused = find_unused
         self._used: set[Tensor] = set()
         """The parameters that got a gradient in this shard; below, in any of this rank's shards."""
+
         self._ever_used: set[Tensor] = set()
         groups = _grouped(self._names, bucket_bytes)
         self._buckets = [_Bucket(group, world_size) for group in groups]
         self._num_sent = 0
         self._sends_along: tuple[int, int] | None = None
         """The shard, and the number of shards, of a backward pass that is sent along."""
+
         for bucket in self._buckets:
             hook = partial(self._gradient_is_there, bucket)
             for parameter in bucket.parameters:
@@ -191,12 +199,14 @@ class ShardSum:
         """All backward passes of a shard are done."""
         for bucket in self._buckets[self._num_sent :]:
             bucket.close_shard(shard, num_shards)
+
         if self._find_unused:
             self._ever_used |= self._used
         elif len(self._used) < len(self._names):
             unused = [
                 name for parameter, name in self._names.items() if parameter not in self._used
             ]
+
             raise UnusedParametersError(
                 f"the loss of shard {shard} does not use these parameters: {join_names(unused, most=NAMED)}",
                 next_step=FIND_UNUSED,
@@ -216,6 +226,7 @@ class ShardSum:
 
         for bucket in self._buckets:
             bucket.finish()
+
         self._num_sent = 0
         self._sends_along = None
         if self._find_unused:
@@ -226,6 +237,7 @@ class ShardSum:
         self._used.add(parameter)
         if self._sends_along is None:
             return
+
         if parameter not in bucket.missing:
             raise TrainingError(
                 f"the parameter {self._names[parameter]} got its gradient twice in one backward pass",
@@ -250,6 +262,7 @@ class ShardSum:
         used = torch.tensor(is_used, dtype=torch.uint8, device=device)
         if self._world_size > 1:
             dist.all_reduce(used, dist.ReduceOp.MAX)
+
         for parameter, was_used in zip(self._names, used.tolist(), strict=True):
             if not was_used:
                 parameter.grad = None
@@ -262,12 +275,14 @@ def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list
     groups: list[list[nn.Parameter]] = []
     open_groups: dict[torch.dtype, list[nn.Parameter]] = {}
     sizes: Counter[torch.dtype] = Counter()
+
     for parameter in reversed(list(parameters)):
         dtype = parameter.dtype
         if dtype not in open_groups or sizes[dtype] >= bucket_bytes:
             open_groups[dtype] = []
             sizes[dtype] = 0
             groups.append(open_groups[dtype])
+
         open_groups[dtype].append(parameter)
         sizes[dtype] += parameter.nbytes
 

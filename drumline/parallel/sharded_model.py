@@ -34,12 +34,16 @@ class ShardingPlan:
     mode: Literal["zero1", "fsdp", "hsdp"]
     num_shards: int
     """Ranks that hold one copy of the model together."""
+
     wrap: tuple[str, ...] = ()
     """As for `find_blocks`."""
+
     dtype: torch.dtype | None = None
     """In which parameters are gathered and gradients reduced; None: their own."""
+
     offloads: bool = False
     """Shards and optimizer state are in the host's memory."""
+
     finds_unused: bool = False
     timeout_s: float = 600.0
 
@@ -58,9 +62,11 @@ class ShardedModel(Applied):
         self.plan = plan
         self.mesh = mesh
         self.device = device
+
         sharded = {
             name: module for name, module in model.named_modules() if is_sharded_block(module)
         }
+
         self.use = BlockUse(sharded, mode=plan.mode, finds_unused=plan.finds_unused)
 
         # A forward pass without a backward pass would leave parameters gathered, and the optimizer
@@ -110,6 +116,7 @@ class ShardedModel(Applied):
         if self.plan.mode == "zero1":
             root.set_reshard_after_backward(is_last)
             root.set_requires_gradient_sync(is_last or reduces_each)
+
         if self.plan.mode == "hsdp":
             root.set_requires_all_reduce(is_last or reduces_each)
 
@@ -127,6 +134,7 @@ class ShardedModel(Applied):
         square = torch.zeros((), dtype=torch.float64, device=self.device)
         if parts:
             square += torch.stack(norm_of_each(parts)).double().square().sum()
+
         dist.all_reduce(square, group=self.mesh.get_group("shard"))
         norm = square.sqrt()
         if parts:
@@ -156,6 +164,7 @@ def shard_model(
     for parameter in model.parameters():
         if not parameter.is_contiguous():  # `fully_shard` takes no others
             parameter.data = parameter.data.contiguous()
+
     mesh = _make_mesh(plan, device)
     options: dict[str, Any] = {
         "mesh": mesh,
@@ -185,6 +194,7 @@ def shard_model(
 
     if plan.finds_unused:
         model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+
     return ShardedModel(model, mesh, plan, device)
 
 
@@ -195,7 +205,9 @@ def _make_mesh(plan: ShardingPlan, device: torch.device) -> Any:
     shape = {"shard": plan.num_shards}
     if plan.mode == "hsdp":
         shape = {"replicate": dist.get_world_size() // plan.num_shards, **shape}
+
     mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     for group in mesh.get_all_groups():
         set_group_timeout(plan.timeout_s, group)
+
     return mesh

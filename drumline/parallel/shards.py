@@ -67,10 +67,12 @@ def like_shard(model_tensor: Any, part: Tensor) -> Tensor:
     # Not with DTensor.from_local, which moves the part to the mesh's device: all parts of a
     # checkpoint, mapped from its files, would be on the GPU at a time.
     spec: Any = sharding_spec(model_tensor)
+
     meta = spec.tensor_meta._replace(dtype=part.dtype)
     new_spec = type(spec)(spec.mesh, spec.placements, tensor_meta=meta)
     dtensor: Any = DTensor  # its types have no constructor
     shard: Tensor = dtensor(part.detach(), new_spec, requires_grad=False)
+
     return shard
 
 

@@ -24,6 +24,7 @@ from drumline.rank.torch_internals import copy_to_each, is_batchnorm, live_buffe
 SMALL_BATCH = 16
 NAMED = 5
 """Parameters in a message."""
+
 # What to do about parameters that not every batch uses.
 _FOR_UNUSED = "use them in every batch, freeze them (requires_grad=False), {} (drumline doctor TASK tries several)"
 FIND_UNUSED = _FOR_UNUSED.format("or set --dist.find_unused_parameters")
@@ -93,9 +94,11 @@ def wrap_model(
     unknown = ddp_options.keys() - inspect.signature(DistributedDataParallel).parameters.keys()
     if unknown:  # on one process too, where DDP would not say so
         raise TypeError(f"DistributedDataParallel has no argument {min(unknown)!r}")
+
     model = model.to(device)
     if not dist.is_initialized():
         return SingleProcess(model)
+
     if sync_batchnorm and device.type != "cuda":
         raise UsageError(
             "dist.sync_batchnorm needs GPUs: torch's SyncBatchNorm refuses CPU tensors",
@@ -104,6 +107,7 @@ def wrap_model(
 
     if sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-untyped-call]
+
     # DDP warns about weights with a dimension of size 1, which are harmless.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     options: dict[str, Any] = {
@@ -123,6 +127,7 @@ def wrap_model(
 
     if hook is not None and dist.get_world_size() > 1:
         wrapped.register_comm_hook(None, hook)
+
     return wrapped
 
 
@@ -132,6 +137,7 @@ def unwrap_model(model: nn.Module) -> nn.Module:
         return unwrap_model(model.module)
     if isinstance(model, Applied):
         return unwrap_model(model.model)
+
     inner = uncompiled(model)
     return model if inner is model else unwrap_model(inner)
 
@@ -141,6 +147,7 @@ def names_without_gradient(error: BaseException) -> list[str] | None:
     use them all, and has their numbers. Empty: unknown. None: it is another error."""
     if "Expected to have finished reduction in the prior iteration" not in str(error):
         return None
+
     owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     models = [owner for owner in owners if isinstance(owner, DistributedDataParallel)]
     numbers = re.search(r"indices which did not receive grad for rank \d+: ([\d ]+)", str(error))
@@ -158,6 +165,7 @@ def explain_unused(error: BaseException) -> str | None:
     names = names_without_gradient(error)
     if not names:
         return None
+
     return (
         f"the step before did not use {join_names(names)}: use them in every step, freeze them (requires_grad=False), "
         "or give DDP find_unused_parameters=True"
@@ -186,6 +194,7 @@ def small_batch_warning(model: nn.Module, *, batch_size: int, in_shards: bool) -
 
     if not layers or batch_size >= SMALL_BATCH:
         return None
+
     advice = "fewer shards" if in_shards else "--dist.sync_batchnorm on GPUs"
     return (
         f"BatchNorm ({join_names(layers, most=1)}) sees {batch_size} samples at a time "
@@ -229,6 +238,7 @@ class LiveBuffers:
             if buffer.shape == copy.shape:
                 targets.append(buffer)
                 sources.append(copy)
+
         _copy_all(targets, sources)
 
     def broadcast(self, group: dist.ProcessGroup | None = None, source: int = 0) -> None:
@@ -236,9 +246,11 @@ class LiveBuffers:
         message for each type."""
         if not self._places or not dist.is_initialized() or dist.get_world_size() == 1:
             return
+
         by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
         for buffer in self.now():
             by_type[buffer.dtype].append(buffer)
+
         for buffers in by_type.values():
             message = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
             # As bytes: no backend supports every type.

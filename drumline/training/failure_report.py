@@ -73,9 +73,11 @@ def report_failure(
 
     has_checkpoint = ddp.is_restart or progress.saved_step is not None
     exit_code = ExitCode.TRAINING_FAILED
+
     # After the first step, training failed, whatever the reason.
     if isinstance(error, DrumlineError) and not progress.step:
         exit_code = error.exit_code
+
     failure = Failure(
         subject(error, place),
         summary(error),
@@ -85,9 +87,11 @@ def report_failure(
         full_disk=full_disk(error, run),
         raised_by=place,
     )
+
     first = ddp.connection.claim_failure(error, failure, environment=environment)
     log_file = None if run is None else RunFolder(run).log_file(ddp.rank)
     _print_once(error, place, first, log_file, run=run or Path(), environment=environment)
+
     return (first or failure).exit_code
 
 
@@ -112,6 +116,7 @@ def _print_once(
     is_log_shown = bool(environment.get(LOGS_SHOWN)) and screen() is not sys.stderr
     if not is_log_shown:
         _append(log_file, shown("".join(traceback.format_exception(error))))
+
     if first is None:
         error = _explained(error, place, run)
         write_error(environment, _record_of(error, place))
@@ -122,6 +127,7 @@ def _print_once(
 
     line = paragraph(f"{place.clause('stopped')} because {first.sentence}")
     _append(log_file, line)
+
     # The screen of another host may be another one.
     if first.place.host != place.host and not environment.get(LOGS_SHOWN):
         show(line, end="", stream=sys.stderr)
@@ -162,6 +168,7 @@ def is_own(error: BaseException) -> bool:
     """Whether it is this rank's own error, and not a result of another process's exit."""
     if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
         return True
+
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     module = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
     return not (
@@ -184,6 +191,7 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
         if isinstance(error, SystemExit):
             what = f"{summary(error)} [{place}]"
         details = users_traceback(error)
+
     return paragraph(f"error: {what}", *details)
 
 
@@ -199,14 +207,17 @@ def users_traceback(error: BaseException) -> list[str]:
     Python but for the last one; all of them where no frame is the user's."""
     report = traceback.TracebackException.from_exception(error)
     num_left_out = 0
+
     cause: traceback.TracebackException | None = report
     while cause is not None:  # the error, and those that it was raised from
         num_left_out += _leave_out(cause)
         cause = cause.__cause__ or cause.__context__
+
     first, *lines = "".join(report.format()).rstrip("\n").split("\n")
     if num_left_out:
         note = f"  ({plural(num_left_out, 'frame')} of Drumline, torch and Python left out)"
         lines.insert(0, note)
+
     return [first, *lines]
 
 
@@ -216,8 +227,10 @@ def _leave_out(report: traceback.TracebackException) -> int:
     shown_frames = [
         frame for frame in frames if is_users_file(frame.filename) or frame is frames[-1]
     ]
+
     if not any(is_users_file(frame.filename) for frame in shown_frames):
         return 0
+
     report.stack[:] = shown_frames
     return len(frames) - len(shown_frames)
 
@@ -227,11 +240,13 @@ def _explained(error: BaseException, place: Place, run: Path) -> BaseException:
     written."""
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return error
+
     path = error.filename2 or error.filename
     reason, next_step = explain_os_error(error, folder=Path(str(path)).parent if path else run)
     explained = TrainingError(
         f"{reason}: {path or run}", next_step=f"{next_step}, then rerun the same command"
     )
+
     return explained.located(place)
 
 
@@ -239,6 +254,7 @@ def _append(log_file: Path | None, text: str) -> bool:
     """Returns whether it could be written."""
     if log_file is None:
         return False
+
     with contextlib.suppress(OSError), open_log(log_file) as file:
         file.write(text)
         return True
@@ -282,6 +298,7 @@ def _hold_less(mode: str, world_size: int) -> str:
     """The model, its gradients and the optimizer's state, however small the batch is."""
     if mode == "fsdp" and world_size > 1:
         return "--dist.offload_optimizer, more GPUs or a smaller model"
+
     on_several = "" if world_size > 1 else " on several GPUs"
     return (
         f"--dist.mode fsdp{on_several}, which shards the model and the optimizer's state over the ranks (drumline plan "
@@ -297,6 +314,7 @@ def _compute_less(job: Job, config: Config) -> str:
             "--model.activation_checkpointing, --train.precision bf16, --dist.mode fsdp or a smaller model: a "
             "micro-batch is one sample"
         )
+
     instead = " in place of --train.accumulate" if config.train.accumulate > 1 else ""
     return (
         f"--train.micro_batch_size {at_once // 2}{instead}, half of the {at_once} samples that a rank now computes at "

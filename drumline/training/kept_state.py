@@ -46,10 +46,13 @@ class KeptState:
     """What all ranks of the next group get, as JSON: how far this one is (`step`, `cursor`,
     `saved_step`, `metrics`), the rounds that its replica has finished and that are `pending`, what
     it has trained on since the last save (the `ledger`: `Saver.unsaved`), and the run's `facts`."""
+
     snapshot: Snapshot
     """The shared weights, this rank's optimizer, hooks and progress."""
+
     replica: dict[str, Any]
     """What its replica has to itself."""
+
     rng: Tensor
     left_at: float = field(default_factory=time.monotonic)
 
@@ -66,6 +69,7 @@ class GroupState:
     positions: Mapping[int, Mapping[str, Any]]
     """Of each rank that was in the group before (`KeptState.position`), in their order; the others
     have just joined."""
+
     num_shards: int
     """How many ranks hold one model: rank r has what the rank r + num_shards has. 1: each has a
     whole one."""
@@ -139,6 +143,7 @@ def check_continues(job: Job) -> None:
             f"hold one, with {size} on a node",
             next_step=f"set --dist.shard_ranks {size}, or leave it out; or --dist.on_lost_node restart",
         )
+
     if job.loader.stream_state() is not None:
         raise UsageError(
             "--dist.on_lost_node continue cannot give a lost node's samples to the others: the training data is a "
@@ -170,6 +175,7 @@ def keep_state(context: RunContext, facts: RunFacts, saver: Saver) -> KeptState:
         "ledger": saver.unsaved(),
         "facts": facts,
     }
+
     return KeptState(position, _copy_to_host(context), replica, rng)
 
 
@@ -180,6 +186,7 @@ def _copy_to_host(context: RunContext) -> Snapshot:
         "measured": {"sums": job.meter.peek().tolist(), "names": job.meter.names},
         "stop_asked": context.hooks.run.stop_reason,
     }
+
     copies: dict[str, Mapping[str, Tensor]] = {}
     with job.shared_weights():
         snapshot = live_state(job, context.hooks, progress)
@@ -206,6 +213,7 @@ def check_newest(root: Path, group: GroupState) -> None:
     step = group.progress.step
     if max(catalog.list_steps(root), default=0) <= step:
         return
+
     path, _ = catalog.newest_valid(root)
     saved = 0 if path is None else catalog.read_document(path, "progress")["step"]
     if saved > step:
@@ -225,6 +233,7 @@ def restore_kept(context: RunContext, group: GroupState, kept_state: KeptState |
     progress = group.progress
     for name in ("step", "cursor", "saved_step", "metrics"):
         setattr(context.progress, name, getattr(progress, name))
+
     job.loader.cursor = progress.cursor
     context.hooks.restore(snapshot)
     context.hooks.run.stop_reason = saved.get("stop_asked")
@@ -263,6 +272,7 @@ def report_regrouped(context: RunContext, group: NodeGroup, kept_state: KeptStat
     step = context.progress.step - 1
     lost = [node for node in group.lost if node not in group.joined]
     texts = []
+
     if lost:
         verb = "was" if len(lost) == 1 else "were"
         texts.append(f"{join_names(lost)} {verb} lost by step {step}; the others continue")
@@ -274,6 +284,7 @@ def report_regrouped(context: RunContext, group: NodeGroup, kept_state: KeptStat
 
     if not texts:
         texts = [f"the same nodes continue after step {step}: a connection between them was lost"]
+
     paused = "" if paused_s is None else f" (paused {duration(paused_s)})"
     context.reporter.report(
         "regrouped",
@@ -292,16 +303,19 @@ def _send_what_is_lacking(group: GroupState, kept_state: KeptState | None, job: 
     rank = job.ddp.rank
     snapshot = Snapshot({}, {}) if kept_state is None else kept_state.snapshot
     peers = range(job.ddp.world_size)
+
     needs = [(group.source_of(peer), group.lacks(peer)) for peer in peers]
     for source, lacking in sorted(set(needs)):
         if not lacking:
             continue
+
         sent = None
         if rank == source:
             sent = snapshot
             if lacking == "shared":
                 shared = snapshot.tensors.keys() & SHARED_FILES
                 sent = Snapshot({file: snapshot.tensors[file] for file in sorted(shared)}, {})
+
         is_for_this_rank = needs[rank] == (source, lacking)
         received = broadcast(sent, source=source, keeps=is_for_this_rank)
         if is_for_this_rank:
@@ -318,6 +332,7 @@ def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:
     optimizer's state) as a shard."""
     if job.sharded is None:
         return snapshot
+
     parameters = sharded_parameters(job.model)
 
     def shard(name: str, part: Tensor) -> Tensor:
@@ -331,4 +346,5 @@ def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:
     shards: dict[str, Mapping[str, Tensor]] = {}
     for file, tensors in snapshot.tensors.items():
         shards[file] = {name: shard(name, tensor) for name, tensor in tensors.items()}
+
     return Snapshot(shards, snapshot.documents)

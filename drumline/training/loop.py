@@ -48,13 +48,17 @@ class RankCounts(NamedTuple):
 
     num_compiled: float
     """Compilations since the last log line."""
+
     num_compiled_later: float
     """Of these, those after the first step."""
+
     num_votes: float
     """1: a hook has asked to end the run."""
+
     tokens: float
     waited_s: float
     """Summed: the mean over all ranks, as the following two."""
+
     exposed_s: float
     computing_s: float
     """`DdpStepTimes`."""
@@ -66,8 +70,10 @@ class LogSums(NamedTuple):
     ranks: RankCounts
     measured: list[float]
     """As `Meter.take` returns it."""
+
     num_bad: float
     """Steps that were not finite."""
+
     blocked_s: float
     """How long this rank waited for the sums, and so for its device."""
 
@@ -81,6 +87,7 @@ class LogTraining(Periodic):
         super().__init__(
             context.progress, every_steps=context.config.log.every_steps, every_epochs=0
         )
+
         self._first_step = context.progress.step
         self._non_finite = non_finite
         self._notices = notices
@@ -102,6 +109,7 @@ class LogTraining(Periodic):
         numbers = job.reported(means(sums.measured, job.meter.names))
         if job.finite.grad_norm is not None:
             numbers["grad_norm"] = float(job.finite.grad_norm)
+
         ranks = sums.ranks
         speed = context.throughput.lap(
             waited_s=ranks.waited_s,
@@ -109,6 +117,7 @@ class LogTraining(Periodic):
             measured=DdpStepTimes(ranks.exposed_s, ranks.computing_s),
             has_compiled=ranks.num_compiled_later > 0,
         )
+
         self._report_phases(context)
         context.reporter.report(
             "train",
@@ -119,10 +128,12 @@ class LogTraining(Periodic):
             seconds_left=context.throughput.seconds_for(context.total_steps - step),
             **numbers,
         )
+
         self._notices.report(context.reporter)
         self._advise(context, speed, sums.blocked_s)
         if ranks.num_compiled:
             report_recompilations(context, self._first_step)
+
         context.end_if(ranks.num_votes)
 
     def _reduce(self, context: RunContext) -> LogSums:
@@ -130,6 +141,7 @@ class LogTraining(Periodic):
         job = context.job
         counts = job.finite.counts
         this_rank = self._counts(context)
+
         # Filled on the device: a copy from the host would wait for it, before the time is taken.
         counted = [counts.new_full((1,), number) for number in this_rank]
 
@@ -143,6 +155,7 @@ class LogTraining(Periodic):
 
         if num_bad and not measured[1]:  # all were skipped
             measured = [math.nan, 1.0, *[math.nan] * len(job.meter.names)]
+
         ranks = RankCounts(*reduced[: len(this_rank)])
         return LogSums(ranks, measured, num_bad, blocked_s)
 
@@ -156,6 +169,7 @@ class LogTraining(Periodic):
         steps_left = blocked_s * speed.samples_per_s / job.batch.size
         is_slow = waited_s >= MIN_SHARE * lap_s and steps_left <= MAX_STEPS_LEFT
         self._waited_s = job.loader.waited_s
+
         if self._is_first_line or not is_slow:
             self._is_first_line = False
             self._slow_s = 0.0
@@ -173,6 +187,7 @@ class LogTraining(Periodic):
                 share,
                 is_stream=not isinstance(job.loader, IndexedLoader),
             )
+
             context.note(
                 f"rank 0 on {job.ddp.host} waited for data {share:.0%} of the last {duration(self._slow_s)}; "
                 f"it has {advice}"
@@ -185,6 +200,7 @@ class LogTraining(Periodic):
         compiled_at = [] if compilations is None else list(compilations.began_at.values())
         measured = self._communication.newest(context.progress.step)
         world_size = job.ddp.world_size
+
         return RankCounts(
             num_compiled=len(compiled_at),
             num_compiled_later=sum(step > self._first_step for step in compiled_at),
@@ -201,9 +217,11 @@ class LogTraining(Periodic):
         before = self._spent_s
         self._spent_s = context.job.heartbeat.spent_s()
         phases_s = {}
+
         for name, seconds in self._spent_s.items():
             if (spent := seconds - before.get(name, 0.0)) > 0:
                 phases_s[name] = round(spent, 6)
+
         context.reporter.report("phases", step=context.progress.step, phases_s=phases_s)
 
 
@@ -212,14 +230,17 @@ def data_advice(workers: int, cores: int, share: float, *, is_stream: bool) -> s
     # As many as make a batch in the time of a step. Without workers, the loop makes batches while it
     # waits. Workers of a stream do not divide it.
     needed = math.ceil((workers or share) / max(1 - share, 0.01))
+
     num_workers = min(needed, 1 if is_stream else max(1, cores - 1))
     remedies = []
     if num_workers >= MIN_GAIN * workers:
         remedies.append(f"--data.workers {num_workers}")
+
     remedies += [
         "--data.resident, if the dataset fits into the GPU's memory",
         'docs/data.md, "Your own dataset, fast"; drumline profile measures what a batch costs',
     ]
+
     return as_list(f"{plural(workers, 'worker')} and {plural(cores, 'core')}; try:", remedies)
 
 
@@ -238,6 +259,7 @@ class Evaluate(Periodic):
             every_steps=train.eval_every_steps,
             every_epochs=train.eval_every_epochs,
         )
+
         self._trace = trace
         self._is_best_metric_checked = not context.job.ddp.is_main_process()
 
@@ -256,6 +278,7 @@ class Evaluate(Periodic):
         """Collective: evaluate all sets, report, and let the hooks end the run."""
         if self._trace is not None:
             self._trace.write("evaluation")
+
         with context.throughput.paused("evaluation"):
             context.hooks.call("before_evaluation")
             started = time.perf_counter()
@@ -265,6 +288,7 @@ class Evaluate(Periodic):
         context.progress.evaluated_step = context.progress.step
         if self._trace is not None:
             self._trace.write("evaluated", metrics=metrics)
+
         context.reporter.report(
             "evaluation",
             step=context.progress.step,
@@ -273,6 +297,7 @@ class Evaluate(Periodic):
             seconds=time.perf_counter() - started,
             **metrics,
         )
+
         self._check_best_metric(context)
         if context.hooks.hooks:
             with context.throughput.paused("evaluation"):
@@ -285,9 +310,11 @@ class Evaluate(Periodic):
         evaluation."""
         if self._is_best_metric_checked:
             return
+
         self._is_best_metric_checked = True
         task = context.job.task
         reported = numbers(context.progress.metrics)
+
         is_expected = bool(context.job.eval_loaders) or task.best_metric != Task.best_metric
         if is_expected and task.best_metric not in reported:
             context.warn(
@@ -309,9 +336,11 @@ class CompareReplicas(Action):
         self._saver = saver
         self._is_on = config.watch.replicas_every > 0 and job.ddp.world_size > 1
         self.interval = config.watch.replicas_every or AT_EPOCH_END
+
         # what they share changes in rounds only
         if job.sync is not None and self._is_on:
             self.interval = -(-self.interval // job.sync.plan.every) * job.sync.plan.every
+
         self._replicas = ReplicaComparison(
             job.model,
             job.optimizer,
@@ -426,6 +455,7 @@ class Loop:
         """Collective: train to the last step, or until an action ends the run."""
         for action in self._actions:
             action.start(self._context)
+
         self._begin_step()
         self._throughput.start()
         while not self._is_over():
@@ -434,6 +464,7 @@ class Loop:
                 self.run_actions()
                 if self._is_over():
                     break
+
         self._throughput.stop()
 
     def take_step(self, step: Step) -> None:
@@ -453,6 +484,7 @@ class Loop:
         step = self.progress.step
         has_run = False
         calls = self._each_step
+
         if step >= self._ask_all_at or self.progress.cursor.position == 0:
             calls = self._all
             following = (step + interval - step % interval for interval in self._intervals)

@@ -112,6 +112,7 @@ class DDPManager:
         check_section("watch", self._watch)
         if prometheus is not None and metrics_endpoint(prometheus) is None:
             raise UsageError(f"prometheus is {prometheus!r}; it takes {METRICS_FORM}")
+
         least_s = 0.0 if self._watch.sidecar == "off" else self._watch.hang_s + AFTER_PATIENCE_S
         self._start_timeout_s = start_timeout_s
         self._train_timeout_s = max(train_timeout_s, least_s)
@@ -132,8 +133,10 @@ class DDPManager:
         self._wrapped: nn.Module | None = None
         self._trained: nn.Parameter | None = None
         """One parameter of it that is trained."""
+
         self._num_passes = 0
         """The backward passes of a user's own loop that have reached it."""
+
         self._pid = os.getpid()
 
     def setup(self) -> bool:
@@ -153,6 +156,7 @@ class DDPManager:
         self._topology = self._connection.topology = topology or Topology()
         if self._threads is not None:
             torch.set_num_threads(self._threads)
+
         if self._deterministic:
             os.environ.setdefault(*determinism.CUBLAS_WORKSPACE)
             determinism.use_deterministic_kernels()
@@ -179,9 +183,11 @@ class DDPManager:
         gets the same time limit."""
         if os.getpid() != self._pid:  # a child process; the rank itself continues
             return True
+
         failed_save = self._finish_saves(logs=broken)
         if not broken:
             self._connection.heartbeat.mark(Phase.LEAVING)
+
         self._connection.stop_monitor()
         if not (in_time := group.leave_group(broken=broken)):
             log.warning(
@@ -192,10 +198,12 @@ class DDPManager:
 
         if not broken:
             self._connection.heartbeat.mark(Phase.LEFT)
+
         self._connection.close()
         self._device = self._wrapped = self._trained = None
         if failed_save is not None:
             raise failed_save
+
         return in_time
 
     def __enter__(self) -> Self:
@@ -205,11 +213,13 @@ class DDPManager:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if os.getpid() != self._pid:
             return
+
         first = None
         failed_save = self._finish_saves() if error is None else None
         error = failed_save if error is None else error
         if error is not None and (unused := explain_unused(error)):
             error.add_note(unused)
+
         # To the watchdog, before any call that may block.
         if isinstance(error, SystemExit) and not error.code:
             self._connection.heartbeat.mark(Phase.LEFT)
@@ -324,9 +334,11 @@ class DDPManager:
         self._trained = next(trained, None)
         if counts_passes and self._trained is not None:
             self._trained.register_post_accumulate_grad_hook(self._count_pass)  # type: ignore[no-untyped-call]
+
         self._connection.mark_compilations()
         determinism.seed_rank(self._seed, self.rank)
         self._warn_about_small_batches()
+
         return wrapped
 
     @contextmanager
@@ -409,12 +421,14 @@ class DDPManager:
         sharding = Sharding(
             batch_size=batch_size, rank=self.rank, world_size=self.world_size, **splitting
         )
+
         streams = is_stream(dataset)
         settings: dict[str, Any] = {
             "sharding": sharding,
             "device": self.device,
             "options": LoadingOptions(**options),
         }
+
         made: Loader | EvaluationLoader
         if train:
             self._sharding = sharding
@@ -458,6 +472,7 @@ class DDPManager:
             keep_last=keep_last,
             saving=self._in_save,
         )
+
         self._checkpoints.append(checkpoint)
         return checkpoint
 
@@ -472,12 +487,15 @@ class DDPManager:
         """Warn when both the model and the batch size are known; either may come first."""
         if self._wrapped is None or (split := self._sharding) is None or self.rank != 0:
             return
+
         in_shards = split.shards is not None
         num_parts = max(1, split.num_shards * split.accumulate)
         size = min(split.micro_batch_size or split.batch_size, split.batch_size // num_parts)
+
         warning = small_batch_warning(
             unwrap_model(self._wrapped), batch_size=size, in_shards=in_shards
         )
+
         if warning and (self.world_size > 1 or in_shards):
             log.warning(warning)
             self._sharding = None
@@ -496,6 +514,7 @@ class DDPManager:
             "choice of deterministic kernels": self._deterministic,
             "choice of a sidecar": self._watch.sidecar,
         }
+
         facts = rank_facts(
             os.environ,
             backend=backend,
@@ -504,9 +523,11 @@ class DDPManager:
             settings=self._settings,
             same_code=self._same_code,
         )
+
         start = StartOptions(
             timeout_s=self._start_timeout_s, facts=facts, environment=os.environ, service=node
         )
+
         return group.join_group(
             topology,
             start,
@@ -558,9 +579,11 @@ class RunManager(DDPManager):
         model = model.to(self.device)
         if channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
         wrapped: nn.Module = Applied(model)
         if reduces_gradients and dist.is_initialized():
             wrapped = wrap_model(wrapped, device=self.device, **ddp_options)
+
         return self._begin_training(wrapped, counts_passes=False)
 
     def shard(
@@ -589,11 +612,13 @@ def choose_device(setting: str, *, local_rank: int) -> torch.device:
 
     if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
+
     num_gpus = torch.cuda.device_count()
 
     # `srun --gpus-per-task=1` shows each rank its own GPU and no other; the rendezvous checks that
     # they differ.
     index = 0 if num_gpus == 1 else local_rank
+
     if index >= num_gpus:
         raise PreflightError(
             f"local rank {local_rank} has no GPU of its own: torch sees {num_gpus} on this host",
@@ -610,9 +635,11 @@ def choose_backend(setting: str, *, device: torch.device) -> str:
     """NCCL between GPUs, gloo between CPUs, unless set."""
     if setting == "auto":
         return "nccl" if device.type == "cuda" else "gloo"
+
     if setting == "nccl" and device.type != "cuda":
         raise PreflightError(
             "dist.backend is 'nccl', but this rank computes on the CPU",
             next_step="use --dist.backend gloo, or --dist.device cuda on a machine with GPUs",
         )
+
     return setting

@@ -95,21 +95,25 @@ def open_reporter(
         plain = make_display("plain", log_file)
         events = stack.enter_context(closing(EventLog(folder.event_file(ddp.rank))))
         sinks: list[Sink] = [events]
+
         if ddp.is_main_process():
             sinks += [plain, make_display(config.log.display, sys.stdout)]
         else:  # the launcher may show its log, too
             sinks.append(lambda event: plain(event) if event["kind"] == "warning" else None)
+
         reporter = stack.enter_context(Reporter(sinks, rank=ddp.rank, host=ddp.host))
         handler = logging.Handler(logging.WARNING)
         handler.emit = lambda record: reporter.report("warning", message=record.getMessage())  # type: ignore[method-assign]
         log.logger.addHandler(handler)
         stack.callback(log.logger.removeHandler, handler)
+
         if ddp.is_main_process():
             trackers = _trackers(config, folder, reporter)
             # while their warnings still become events
             stack.callback(close_all, trackers)
             for sink in trackers:
                 reporter.add(sink)
+
         try:
             yield reporter
         except (Exception, SystemExit) as error:
@@ -124,6 +128,7 @@ def _trackers(config: Config, folder: RunFolder, reporter: Reporter) -> list[Tra
         "mlflow": lambda: MLflow(folder.path, flat(config)),
         "tensorboard": lambda: TensorBoard(folder.tensorboard, flat(config)),
     }
+
     # All packages are there, before a thread starts.
     trackers = [makers[name]() for name in dict.fromkeys(config.log.trackers or ())]
     return [
@@ -147,7 +152,9 @@ def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO)
         return JsonDisplay(stream)
     if mode == "plain" or (mode == "auto" and not stream.isatty()):
         return PlainDisplay(stream)
+
     assert mode in ("live", "auto"), mode
+
     # the plain display does not need rich
     from drumline.metrics.live import LiveDisplay
 
@@ -163,6 +170,7 @@ class StartClock:
     began: float = field(default_factory=now)
     since: str = "rank"
     """What the time is measured from: the `command`, or the start of this `rank`."""
+
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds by name, in the order of the run."""
 
@@ -187,8 +195,10 @@ def start_clock(environment: Mapping[str, str], *, is_alone: bool) -> StartClock
     clock = StartClock(
         process_began if start is None else start, "rank" if start is None else "command"
     )
+
     if clock.began < process_began:
         clock.parts["launcher"] = process_began - clock.began
+
     clock.mark("python and torch")
     return clock
 
@@ -201,6 +211,7 @@ def report_start(context: RunContext) -> None:
     world_size = job.ddp.world_size
     per_epoch = job.loader.steps_per_epoch
     total_steps = context.total_steps
+
     if context.progress.stopped is not None:
         # A hook has ended the run before its last step: that is not the length that was asked for.
         total_steps = max(total_steps, steps_of_settings(job, train, context.progress))
@@ -238,6 +249,7 @@ def write_environment(context: RunContext) -> list[dict[str, Any]]:
         "device": platform.machine() or "cpu",
         "gpu": None,
     }
+
     if ddp.device.type == "cuda":
         gpu = torch.cuda.get_device_properties(ddp.device)
         this_rank["device"] = gpu.name
@@ -252,6 +264,7 @@ def write_environment(context: RunContext) -> list[dict[str, Any]]:
             "torch": torch.__version__,
             "ranks": ranks,
         }
+
         write_whole(folder.environment_file, json.dumps(environment, indent=1) + "\n")
         folder.preempted_file.unlink(missing_ok=True)
 
@@ -275,6 +288,7 @@ def write_settings(context: RunContext, history: list[Any]) -> None:
     header = f"drumline train {context.request.task} --config {folder.config_file}"
     left_out = unused_settings(type(context.job.task), context.config)
     write_whole(folder.config_file, to_toml(context.config, header=header, left_out=left_out))
+
     if history:
         lines = "".join(f"{json.dumps(change)}\n" for change in history)
         write_whole(folder.settings_history, lines)
@@ -291,6 +305,7 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
     notices.report(context.reporter)
 
     next_commands: dict[str, str | None] = {"resume_command": None, "two_node_command": None}
+
     # On several nodes a rank does not know the launcher's command.
     if ddp.world_size == ddp.local_world_size:
         procs = ddp.world_size
@@ -341,9 +356,11 @@ class WatchNotices:
         """Report new notices."""
         if self._tail is None:
             return
+
         for notice in self._tail.new():
             if not all(isinstance(notice.get(name), str) for name in ("kind", "message")):
                 continue
+
             kind = notice["kind"]
             rank = notice.get("rank")
             host = notice.get("host")
@@ -375,7 +392,9 @@ def two_node_command(task: str, arguments: Sequence[str], *, procs: int) -> str:
         if not is_procs and word != "--fresh":
             words.append(word)
         previous = word
+
     # `drumline launch` needs the task before its flags; `drumline train` takes it anywhere.
     if task in words:
         words.remove(task)
+
     return f"drumline launch --hosts HOST_A,HOST_B --procs {procs} {shlex.join([task, *words])}"

@@ -54,10 +54,13 @@ class Result:
 
     run: Path
     """Its folder."""
+
     metrics: dict[str, Any]
     """Of the last evaluation."""
+
     best_checkpoint: Path | None
     """By the metric that the task names; None: no checkpoint was evaluated."""
+
     events: list[dict[str, Any]] = field(repr=False)
     """All events of rank 0, those of earlier starts included: `pandas.DataFrame(result.events)` is
     a table."""
@@ -102,6 +105,7 @@ def train(
         words.append("--fresh")
     if procs is not None:
         words.append(f"--procs={procs}")
+
     words += (f"--{name}={flag_text(value)}" for name, value in _apart(settings))
 
     with tempfile.TemporaryDirectory(prefix="drumline-train-") as scratch:
@@ -141,6 +145,7 @@ def spec_of(task: type[Any]) -> str:
     module = task.__module__
     main = sys.modules["__main__"]
     file = getattr(sys.modules.get(module), "__file__", None)
+
     if module == "__main__" and (imported := getattr(main, "__spec__", None)) is not None:
         module = imported.name  # python -m package.module
     elif module == "__main__" and not str(file).endswith(".py"):
@@ -160,9 +165,11 @@ def spec_of(task: type[Any]) -> str:
     is_file = "." not in module and str(file).endswith(".py")
     if not is_file:
         return f"{module}:{name}"
+
     path = Path(str(file)).resolve()
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
+
     return f"{path}:{name}"
 
 
@@ -197,6 +204,7 @@ def run_command(
         # a terminal's Ctrl-C reaches it through this process alone, as a notebook's does
         process_group=0,
     )
+
     try:
         _show_output(child, stream)
     except KeyboardInterrupt:
@@ -208,6 +216,7 @@ def run_command(
         child.wait()
         assert child.stdout is not None
         child.stdout.close()
+
     return child.returncode
 
 
@@ -224,6 +233,7 @@ def _show_output(child: subprocess.Popen[bytes], stream: TextIO | None) -> None:
                 data = os.read(child.stdout.fileno(), 1 << 16)
                 if not data:
                     child.wait()
+
             if data:
                 show(decoder.decode(data), end="", stream=stream)
             elif has_ended:
@@ -234,6 +244,7 @@ def error_of(code: int, error_file: Path, folder: Path) -> BaseException:
     """What a run that has failed raises."""
     if code == ExitCode.INTERRUPTED:
         return KeyboardInterrupt()
+
     if code == ExitCode.PREEMPTED:
         return TrainingError(
             f"the run in {folder} was preempted, and has saved",
@@ -249,8 +260,10 @@ def error_of(code: int, error_file: Path, folder: Path) -> BaseException:
     error = KINDS.get(code, TrainingError)(
         record.what, next_step=record.next_step, place=record.place
     )
+
     if record.details:
         error.add_note(record.details)
+
     return error
 
 
@@ -262,4 +275,5 @@ def read_result(folder: Path) -> Result:
     end: dict[str, Any] = next(ends, {})
     step = end.get("best_step")
     best = None if step is None else paths.checkpoints / folder_name(step)
+
     return Result(folder, dict(end.get("metrics", {})), best, events)

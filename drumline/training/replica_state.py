@@ -54,6 +54,7 @@ class StepState:
             for module in model.modules()
             if type(module).get_extra_state is not nn.Module.get_extra_state
         ]
+
         self._meter = meter
         self._buffer_copies: list[Tensor] | None = None
         self._gpu_rng: Tensor | None = None
@@ -65,10 +66,12 @@ class StepState:
         self._extra_states = [deepcopy(module.get_extra_state()) for module in self._modules]
         self._sums = self._meter.keep()
         self._host_weight = self._meter.host_weight
+
         # Not packed, as for a checkpoint: that takes longer, and this is in every step.
         self._torch_rng = torch.get_rng_state()
         if self._device.type == "cuda":
             self._gpu_rng = torch.cuda.get_rng_state(self._device)
+
         self._numpy_rng = np.random.get_state()
         self._python_rng = random.getstate()
 
@@ -78,10 +81,12 @@ class StepState:
         self._buffers.put_back(self._buffer_copies)
         for module, extra_state in zip(self._modules, self._extra_states, strict=True):
             module.set_extra_state(extra_state)
+
         self._meter.put_back(self._sums, self._host_weight)
         torch.set_rng_state(self._torch_rng)
         if self._gpu_rng is not None:
             torch.cuda.set_rng_state(self._gpu_rng, self._device)
+
         np.random.set_state(self._numpy_rng)
         random.setstate(self._python_rng)
 
@@ -108,6 +113,7 @@ def synced_step(
     """A step of a replica, and the rounds after it, which are collective."""
     progress = context.progress
     heartbeat = context.job.heartbeat
+
     # A replica of one rank needs nobody in its own steps.
     if live is not None and sync.groups.within is not None:
         inner = repeatable_step(inner, live, context.job)
@@ -117,6 +123,7 @@ def synced_step(
         heartbeat.mark(BACKWARD)  # where the watchdog expects a rank to wait for others
         number = progress.step + 1
         is_last = number >= context.total_steps
+
         if live is None:
             sync.after_step(number, is_last=is_last)
         else:
@@ -133,6 +140,7 @@ def _synchronize(
     try:
         if live.is_broken:
             return True
+
         sync.after_step(number, is_last=is_last)
         has_finished_round = sync.finished_at[-1] + sync.plan.overlap == number
         if is_last or not has_finished_round:
@@ -169,6 +177,7 @@ def agreed_step(inner: AnyStep, live: LiveNodes, context: RunContext) -> AnyStep
         except RuntimeError as error:  # the step is done, and counts
             if not live.is_lost(error):
                 raise
+
         live.ends |= live.is_broken
 
     context.job.finite.agree = lambda: vote(0.0)
@@ -180,13 +189,16 @@ def replica_state(job: Job) -> dict[str, Any] | None:
     already."""
     if job.sync is None:
         return None
+
     replica = job.sync.state_dict()
     if job.sync.groups.across is None:
         return {}
+
     if job.ddp.rank > 0:
         tensors, document = optimizer_state(job.model, job.optimizer)
         replica["optimizer"] = {"tensors": tensors, "document": document}
         replica["scaler"] = None if job.scaler is None else job.scaler.state_dict()
+
     return replica
 
 
@@ -206,6 +218,7 @@ def restore_replica(
         leaders = {
             rank: document for rank, document in enumerate(ranks) if document != _NOT_A_LEADER
         }
+
         source = list(leaders)[sync.groups.index % len(leaders)] if leaders else None
         replica = sent_state(leaders, source, tensors)
         if replica is not None:
@@ -214,6 +227,7 @@ def restore_replica(
                 load_optimizer_state(job.model, job.optimizer, **replica["optimizer"])
             if job.scaler is not None and replica.get("scaler"):
                 job.scaler.load_state_dict(replica["scaler"])
+
     if leaders and len(leaders) != len(sync.groups.leaders) and job.ddp.is_main_process():
         log.warning(
             f"the checkpoint has {len(leaders)} replicas, and this run {len(sync.groups.leaders)}: they continue from "

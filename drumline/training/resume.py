@@ -61,6 +61,7 @@ MOST_AT_ONE_STEP = 3
 NEW_RUN = "start a new run: --fresh moves this one aside, --run DIR trains in another folder"
 DiagnosisRecord = Mapping[str, Any]
 """A file of `RUN/diagnoses`, as `read_diagnoses` returns it."""
+
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
@@ -104,8 +105,10 @@ class _Launch(msgspec.Struct):
 
     launch: str
     """Its name."""
+
     starts: list[int]
     """The number of its diagnoses at each of its starts."""
+
     refused: dict[str, Any] | None = None
     """What `look_back` returned when a restart was refused."""
 
@@ -119,6 +122,7 @@ def begin_launch(folder: RunFolder, ddp: RunManager) -> dict[str, Any] | None:
         what, next_step = past["refusal"]
         # The place is where it failed; the error is raised on every rank.
         raise HangError(what, next_step=next_step, place=Place(**past["place"]))
+
     failure: dict[str, Any] | None = past["failure"]
     return failure if ddp.is_main_process() else None
 
@@ -135,10 +139,12 @@ def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
     launch.starts.append(len(diagnoses))
     of_starts = [diagnoses[begin:end] for begin, end in pairwise(launch.starts)]
     causes = [_first_cause(of_start) for of_start in of_starts if of_start]
+
     past: dict[str, Any] = {
         "refusal": check_same_step(causes, folder.diagnoses),
         "failure": _failure_in(causes[-1]) if of_starts and of_starts[-1] else None,
     }
+
     if past["refusal"] is not None:
         diagnosis = causes[-1]["diagnosis"]
         past["place"] = {name: diagnosis[name] for name in ("host", "rank", "step")}
@@ -172,9 +178,11 @@ def check_same_step(diagnoses: Sequence[DiagnosisRecord], folder: Path) -> tuple
     restart."""
     if not diagnoses:
         return None
+
     last = diagnoses[-1]
     step = last["diagnosis"]["step"]
     next_step = f"read {folder} and fix the cause, then rerun the same command to resume from the newest checkpoint"
+
     if last["action"] == "stop":
         at_step = "" if step is None else f" at step {step}"
         return (
@@ -184,13 +192,16 @@ def check_same_step(diagnoses: Sequence[DiagnosisRecord], folder: Path) -> tuple
 
     if step is None:
         return None
+
     failures = [
         str(record["diagnosis"]["what"])
         for record in diagnoses
         if record["diagnosis"]["step"] == step and record["diagnosis"]["cause"] != Cause.ENDED
     ]
+
     if len(failures) < MOST_AT_ONE_STEP:
         return None
+
     heading = f"the run has failed {len(failures)} times at step {step} and is not restarted:"
     return as_list(heading, failures), next_step
 
@@ -212,6 +223,7 @@ def report_recovery(failure: Mapping[str, Any], reporter: Reporter, *, step: int
     lost_steps = None
     if failure["step"] is not None:
         lost_steps = max(0, failure["step"] - (step - 1))
+
     reporter.report(
         "recovered",
         step=step,
@@ -241,6 +253,7 @@ class FoundCheckpoint:
     facts: RunFacts
     progress: Progress
     """The progress of the run when it was saved."""
+
     skipped: list[tuple[str, str]]
     non_finite: str | None
     """If no checkpoint is finite: a non-finite tensor of this one."""
@@ -259,12 +272,14 @@ def find_newest(ddp: RunManager, root: Path) -> FoundCheckpoint | None:
 
     answer = broadcast_json(answer)
     skipped = answer["skipped"]
+
     path = answer.get("path")
     if skipped and path is None:
         raise CheckpointError(
             f"none of the {len(skipped)} checkpoints in {root} is complete; the newest: {skipped[0][1]}",
             next_step="restore one from a backup, or start a new run with --fresh, which moves this one aside",
         )
+
     if path is None:
         return None
 
@@ -275,6 +290,7 @@ def find_newest(ddp: RunManager, root: Path) -> FoundCheckpoint | None:
         stopped=saved.get("stopped"),
         metrics=saved.get("metrics", {}),
     )
+
     return FoundCheckpoint(Path(path), saved["facts"], progress, skipped, answer["non_finite"])
 
 
@@ -285,6 +301,7 @@ def check_contents(path: Path) -> None:
         isinstance(snapshot.documents.get(name), dict)
         for name in ("model", "optimizer", "progress")
     )
+
     if not {"model", "optimizer", "rng"} <= snapshot.tensors.keys() or not has_documents:
         raise CorruptCheckpointError(
             path, "it does not hold a model, an optimizer, random states and progress"
@@ -297,6 +314,7 @@ def check_contents(path: Path) -> None:
 
     if saved is None or saved.step != catalog.check_sizes(path).step:
         raise CorruptCheckpointError(path, "progress.json does not have the run's position")
+
     check_rng_file(path, snapshot.tensors["rng"])
 
 
@@ -311,9 +329,11 @@ def facts_of(
         began_with = {"model.init": before["config"].get("model.init")}
         if request.config.train.step is None:
             began_with["train.step"] = before["config"].get("train.step", "eager")
+
         changed = {
             name: {"from": a, "to": b} for name, (a, b) in changed_settings(before, request).items()
         }
+
         reset = {"optimizer": "reset"} if resets_optimizer(before, request) else {}
         history = [*before.get("history", [])]
         if changed or reset:
@@ -339,6 +359,7 @@ def changed_settings(before: RunFacts, request: RunRequest) -> dict[str, tuple[A
     result."""
     old = before["config"]
     new = flat(request.config)
+
     auto_by_default = old.get("train.step") is None and before.get("step") is not None
     if new["train.step"] is None or (auto_by_default and new["train.step"] == "auto"):
         # As the run began.
@@ -351,6 +372,7 @@ def changed_settings(before: RunFacts, request: RunRequest) -> dict[str, tuple[A
         for name in new
         if name in old and old[name] != new[name] and scope_of(name).changes_result
     }
+
     # The path of the task's file may have changed.
     tasks = (before["task"].rpartition("/")[2], request.task.rpartition("/")[2])
     return changed if tasks[0] == tasks[1] else {"task": tasks, **changed}
@@ -372,12 +394,15 @@ def check_not_finished(
         for name, values in changed_settings(before, request).items()
         if scope_of(name).changes_finished_run
     }
+
     if step < total_steps or not changed:
         return
+
     texts = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
     reached = f"has finished at step {step}"
     if not changed.keys().isdisjoint({"train.epochs", "train.steps"}):
         reached = f"is at step {step}, at or after the end that train.epochs or train.steps now set"
+
     raise UsageError(
         f"the run in {request.run} {reached}, and was trained with other settings: {texts}",
         next_step="start a new run with --fresh (the earlier run is moved aside) or --run DIR; to train further, raise "
@@ -403,8 +428,10 @@ def changes(before: RunFacts, now: RunFacts, request: RunRequest) -> list[str]:
         f"{name} changed since the checkpoint: {old} -> {new}"
         for name, (old, new) in changed_settings(before, request).items()
     ]
+
     if before["data"] != now["data"]:
         texts.append("the training data changed since the checkpoint")
+
     if before["world_size"] != now["world_size"] and request.config.train.exact != "elastic":
         texts.append(
             f"the number of ranks changed since the checkpoint: {before['world_size']} -> {now['world_size']}; the "
@@ -418,6 +445,7 @@ def changes(before: RunFacts, now: RunFacts, request: RunRequest) -> list[str]:
         for name, value in now["machine"].items()
         if machine.get(name) != value
     ]
+
     return texts
 
 
@@ -437,6 +465,7 @@ def resume(context: RunContext, checkpoint: FoundCheckpoint) -> None:
     context.progress.metrics = progress.metrics
     if progress.step >= context.total_steps:
         context.progress.stopped = progress.stopped
+
     context.job.loader.cursor = progress.cursor
 
 
@@ -445,6 +474,7 @@ def report_resume(context: RunContext, checkpoint: FoundCheckpoint, facts: RunFa
     step = checkpoint.progress.step
     for path, reason in checkpoint.skipped:
         context.warn(f"the checkpoint {path} was skipped: {reason}")
+
     if checkpoint.non_finite is not None:
         context.warn(
             f"no checkpoint is finite: {checkpoint.non_finite} of {checkpoint.path} is not; "
@@ -454,10 +484,12 @@ def report_resume(context: RunContext, checkpoint: FoundCheckpoint, facts: RunFa
     context.reporter.report(
         "resume", step=step, epoch=checkpoint.progress.cursor.epoch + 1, path=str(checkpoint.path)
     )
+
     if context.job.batch.note is not None:
         context.note(context.job.batch.note)
     if resets_optimizer(checkpoint.facts, context.request):
         context.note(f"the optimizer is reset at step {step} (--optim.reset); the weights are kept")
+
     for change in changes(checkpoint.facts, facts, context.request):
         context.warn(change)
 
@@ -475,17 +507,21 @@ def restore(job: Job, path: Path, hooks: TaskHooks, *, with_optimizer: bool) -> 
             read = store.read(path)
             comm = read.tensors.pop(COMM_FILE, {})
             replicas = read.tensors.pop(REPLICAS_FILE, {})
+
         snapshot = store.broadcast(read)
 
     documents = snapshot.documents
 
     if job.comm is not None:
         _restore_comm(job.comm, job.ddp, documents, comm)
+
     _restore_data(job, snapshot)
+
     # An earlier version, which had these two, saved the optimizer's name only in the settings.
     name = documents["progress"]["facts"]["config"]["optim.name"]
     if name in ("sgd", "adamw"):
         documents["optimizer"].setdefault("class", optimizer_class(name).__name__)
+
     try:
         optimizer = job.optimizer if with_optimizer else None
         saved = state.restore(snapshot, job.model, optimizer, scaler=job.scaler)
@@ -500,6 +536,7 @@ def restore(job: Job, path: Path, hooks: TaskHooks, *, with_optimizer: bool) -> 
         restore_replica(job, job.sync, snapshot, replicas, with_optimizer=with_optimizer)
     if with_optimizer:
         use_own_settings(job, saved.get("group_state"))
+
     if job.ddp.is_main_process() and "measured" in saved:
         with state.translated("progress"):
             job.meter.put(**saved["measured"])
@@ -530,6 +567,7 @@ def _read_own_shards(job: Job, path: Path) -> store.Snapshot:
     parameters = sharded_parameters(job.model)
     for file in {"model", "optimizer", HOOKS_FILE} & snapshot.tensors.keys():
         snapshot.tensors[file] = own_shards(snapshot.tensors[file], parameters)
+
     return snapshot
 
 
@@ -558,6 +596,7 @@ def _restore_comm(
         if len(saved) == ddp.world_size:
             errors = sent_state(dict(enumerate(saved)), ddp.rank, tensors)
         comm.load_state_dict(errors, step=documents["progress"]["step"])
+
     if saved and len(saved) != ddp.world_size and ddp.is_main_process():
         log.warning(
             f"PowerSGD's error feedback is that of {len(saved)} ranks: on {ddp.world_size} it begins anew"

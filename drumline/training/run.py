@@ -84,6 +84,7 @@ class Regrouping:
 
     live: LiveNodes | None = None
     """None: a lost node restarts all."""
+
     kept_state: KeptState | None = None
 
     @property
@@ -102,9 +103,11 @@ class TrainingRun:
     ddp: RunManager
     progress: Progress
     """The caller can read it meanwhile."""
+
     preemption: Preemption = field(default_factory=Preemption)
     clock: StartClock = field(default_factory=StartClock)
     """It has run since the command."""
+
     regrouping: Regrouping = field(default_factory=Regrouping)
     """Of nodes: NodesChanged is raised when one is lost, or joins; the next run continues from what
     this rank then kept."""
@@ -123,9 +126,11 @@ class TrainingRun:
             self.restore()
             self.record_start()
             self.open_saver()
+
             with explain_refused_kernels(), self.saver:
                 self.warm_up_model()
                 self.run_loop(self.build_loop())
+
             return self.report_result()
 
     @contextmanager
@@ -149,6 +154,7 @@ class TrainingRun:
         has_mirror = self.config.checkpoint.mirror is not None and not self.regrouping.is_continued
         moved_to = self._claim_folder(has_mirror=has_mirror) if ddp.is_main_process() else None
         restored = []
+
         if has_mirror:
             from drumline.training.between_steps.mirroring import restore_from_mirror
 
@@ -163,8 +169,10 @@ class TrainingRun:
         self.reporter = self.resources.enter_context(opened)
         if moved_to is not None:
             self.reporter.report("note", message=f"moved the earlier run to {moved_to}")
+
         for kind, message in restored:
             self.reporter.report(kind, message=message)
+
         if ddp.is_main_process() and not self.task_class.__module__.startswith("drumline."):
             for message in uncalled_methods(self.task_class):
                 self.reporter.report("warning", message=message)
@@ -172,6 +180,7 @@ class TrainingRun:
     def _claim_folder(self, *, has_mirror: bool) -> Path | None:
         """On rank 0: make and lock the folder. Returns where an earlier run was moved to."""
         moved_to = None
+
         # A launcher that restarts a failed job passes the same flags: --fresh must not start a new
         # run.
         if self.request.fresh and not self.ddp.is_restart:
@@ -188,6 +197,7 @@ class TrainingRun:
         except UsageError as error:
             if not self.regrouping.is_continued:
                 raise
+
             # One that is stopped, and a lost host for a while, keep the lock.
             log.warning(
                 f"{error.what}: it was lost, and this run continues without the lock; end that process"
@@ -199,10 +209,12 @@ class TrainingRun:
         """Collective: the checkpoint to resume from, or how far the nodes of this group are."""
         ddp = self.ddp
         root = self.folder.checkpoints
+
         # On rank 0: what ended the previous start of the run.
         self.failure: Mapping[str, Any] | None = None
         if not self.regrouping.is_continued:
             self.failure = begin_launch(self.folder, ddp)
+
         notice = self.config.watch.notice
         if notice is not None and ddp.get_local_rank() == 0:
             self.resources.enter_context(watching_for_notice(notice, self.preemption.notice))
@@ -216,6 +228,7 @@ class TrainingRun:
                 check_newest(root, self.start)
         else:
             self.start = find_newest(ddp, root)
+
         self.clock.mark("folder")
 
     def build(self) -> None:
@@ -224,6 +237,7 @@ class TrainingRun:
         ddp = self.ddp
         saved = None if self.start is None else self.start.facts
         load_weights = None
+
         if saved is None and config.model.init is not None:
             load_weights = partial(
                 load_initial_weights, config.model, ddp=ddp, report=self.reporter.report
@@ -238,6 +252,7 @@ class TrainingRun:
             on_data=partial(self.clock.mark, "data"),
             on_model=load_weights,
         )
+
         self.resources.callback(self.job.close)
         self.clock.mark("model")
 
@@ -247,6 +262,7 @@ class TrainingRun:
         job = self.job
         progress = Progress() if start is None else start.progress
         total_steps = count_steps(job, self.config.train, progress)
+
         hooks = make_hooks(
             job,
             self.config,
@@ -255,13 +271,16 @@ class TrainingRun:
             total_steps,
             self.progress,
         )
+
         self.context = RunContext(
             self.request, job, self.progress, self.reporter, total_steps, hooks
         )
+
         before = None if start is None else start.facts
         self.facts = facts_of(self.request, job, before=before, step=progress.step)
         if isinstance(start, FoundCheckpoint):
             resume(self.context, start)
+
         if isinstance(start, GroupState):
             restore_kept(self.context, start, self.regrouping.kept_state)
         elif self.regrouping.live is not None:
@@ -276,6 +295,7 @@ class TrainingRun:
         report_start(context)
         for message in notes_on_settings(self.job, self.config):
             context.note(message)
+
         if isinstance(self.start, FoundCheckpoint):
             report_resume(context, self.start, self.facts)
 
@@ -286,6 +306,7 @@ class TrainingRun:
         self.notices = WatchNotices(ddp.connection.watch_folder if ddp.is_main_process() else None)
         self.non_finite = NonFinite(self.context)
         self.balance: Balance | None = None
+
         if self.config.data.balance == "auto" and ddp.world_size > 1:
             saved = None if self.start is None else self.start.facts
             self.balance = Balance(self.context, self.non_finite, self.ranks, self.facts, saved)
@@ -293,12 +314,14 @@ class TrainingRun:
         positions: list[Mapping[str, Any]] = []
         if isinstance(self.start, GroupState):
             positions = list(self.start.positions.values())
+
         self.saver = Saver(
             self.context,
             facts=self.facts,
             check_state=self.non_finite.check_state,
             before=positions,
         )
+
         self.resources.callback(self._close_saver)
         writer = self.saver.writer
         self.preemption.write_with(lambda: writer.is_busy)
@@ -324,9 +347,11 @@ class TrainingRun:
             if self.progress.stopped is not None:
                 reason = self.progress.stopped["reason"]
                 end = f"was stopped at step {self.progress.step} ({reason})"
+
             context.note(
                 f"this run {end}; raise train.epochs or train.steps, or start a new one with --fresh"
             )
+
         self.clock.mark("warm-up")
 
     def build_loop(self) -> Loop:
@@ -337,6 +362,7 @@ class TrainingRun:
         if self.config.log.profile is not None:
             self.profiled = ProfiledStep(step, self.context)
             self.resources.callback(self.profiled.close)
+
         # First, so that the folder has the settings of this step even if a later hook fails.
         first_step = SimpleAction(
             "first_step",
@@ -344,6 +370,7 @@ class TrainingRun:
             run=self._after_first_step,
             interval=AT_EPOCH_END,
         )
+
         actions = [
             first_step,
             *between_steps(
@@ -356,6 +383,7 @@ class TrainingRun:
                 balance=self.balance,
             ),
         ]
+
         live = self.regrouping.live
         if live is not None:
             live.guard_connections()
@@ -376,9 +404,11 @@ class TrainingRun:
 
         if not self.config.log.trace:
             return step, None
+
         traced = TracedStep(step, self.context)
         self.resources.callback(traced.close)
         traced.start()
+
         return traced, traced
 
     def _make_step(self) -> AnyStep:
@@ -393,9 +423,11 @@ class TrainingRun:
             on_choice=partial(self.facts.__setitem__, "step"),
             note=self.context.note,
         )
+
         if job.step_kind == "auto":
             trials = self.resources.enter_context(TrialFile(self.folder.trial_file, job.ddp))
             options = replace(options, failed=trials.failed, on_trial=trials.write)
+
         return make_step(job, self.config, options)
 
     def _reason_against_capture(self, *, is_default: bool) -> str | None:
@@ -403,9 +435,11 @@ class TrainingRun:
         kinds of steps."""
         if self.job.step_kind in ("eager", "compile"):
             return None
+
         hooks = self.context.hooks.hooks
         reason = find_unsafe(self.job, self.config, hooks, is_default=is_default)
         reasons = gather_json(reason)
+
         return next(filter(None, reasons), None)
 
     def _leave_group(self, live: LiveNodes) -> SimpleAction:
@@ -428,9 +462,11 @@ class TrainingRun:
             live = self.regrouping.live
             if live is not None and isinstance(error, RuntimeError) and live.is_lost(error):
                 raise NodesChanged(self._keep_state()) from error
+
             if is_own(error):  # a rank that only lost another one does not report it
                 self.ddp.connection.note_failure(error)  # a hook may block
                 self.context.hooks.fail(error)
+
             raise
 
     def _run_steps(self, loop: Loop) -> None:
@@ -438,6 +474,7 @@ class TrainingRun:
         context = self.context
         if self.regrouping.kept_state is not None:
             self.regrouping.kept_state.release()
+
         context.hooks.call("start")
         context.hooks.capture()  # what cannot be saved is refused before the first step
 
@@ -480,5 +517,6 @@ class TrainingRun:
         if self.progress.is_stopping:
             report_preemption(self.context, self.preemption)
             return ExitCode.PREEMPTED
+
         report_end(self.context, self.notices)
         return ExitCode.SUCCESS

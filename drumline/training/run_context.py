@@ -32,6 +32,7 @@ from drumline.watch.heartbeat import Phase
 
 HOOKS_FILE = "hooks"
 """The file and document of the hooks' states in a checkpoint."""
+
 AT_EPOCH_END = sys.maxsize
 RunFacts = dict[str, Any]
 """What a checkpoint records about the run (`resume.facts_of`)."""
@@ -55,7 +56,9 @@ class TaskHooks:
         hooks = self.hooks if only is None else (only,)
         if not hooks:
             return
+
         self.job.heartbeat.mark(Phase.BETWEEN)
+
         # The checkpoint of this step has the random numbers of the moment before.
         draws = keeping_rng(self.run.device) if moment in ("start", "after_save") else nullcontext()
         with draws, self._logging() as run:
@@ -82,6 +85,7 @@ class TaskHooks:
         run.epoch = self.progress.epoch
         run.metrics = self.progress.metrics
         run.task._log = run.log
+
         try:
             yield run
         finally:
@@ -113,6 +117,7 @@ class TaskHooks:
             with _named(hook, "state_dict"):
                 encoded = encode_state(hook.state_dict(), str(number), tensors)
             document.append({"name": type(hook).__name__, "state": encoded})
+
         return Snapshot(
             {HOOKS_FILE: tensors} if tensors else {}, {HOOKS_FILE: document} if document else {}
         )
@@ -131,9 +136,11 @@ class TaskHooks:
             tensors = snapshot.tensors.get(HOOKS_FILE, {})
             document = snapshot.documents.get(HOOKS_FILE, [])
             states = defaultdict[str, list[Any]](list)
+
             for entry in document:
                 state = decode_state(entry["state"], lambda name: copied(tensors[name]))
                 states[entry["name"]].append(state)
+
         for hook in self.hooks:
             name = type(hook).__name__
             if not states[name]:
@@ -158,6 +165,7 @@ def make_hooks(
     hooks: list[Any] = list(job.task.hooks())
     ddp = job.ddp
     where = f"{type(job.task).__name__}.hooks()"
+
     for hook in hooks:
         every = getattr(hook, "every_steps", None)
         if not isinstance(hook, Hook) or type(every) is not int or every < 1:
@@ -172,6 +180,7 @@ def make_hooks(
         host=ddp.host,
         next_step="return the same hooks in the same order on every rank; a hook may use run.rank",
     )
+
     run = Run(
         task=job.task,
         model=job.model,
@@ -187,6 +196,7 @@ def make_hooks(
         _autocast=job.autocast,
         _shared_weights=getattr(job, "shared_weights", nullcontext),
     )
+
     return TaskHooks(hooks, run, job, progress)
 
 
@@ -251,6 +261,7 @@ class RunContext:
         it, is not 0."""
         if not num_votes:
             return
+
         progress = self.progress
         if progress.step < progress.last_step:
             progress.stopped = {
@@ -258,6 +269,7 @@ class RunContext:
                 **run_length(self.config.train),
             }
             progress.last_step = progress.step
+
         self.hooks.run.stop_reason = None
 
     @property

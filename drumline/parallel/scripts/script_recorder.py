@@ -37,6 +37,7 @@ MAX_STEPS = 32
 MAX_HASHES = 2000
 """How many steps of a module are kept, and hashes of all modules: ranks write at different
 moments."""
+
 # Hooks of torch's own after which replicas may differ for a while.
 DIVERGING_HOOKS = ("localsgd", "zero")
 
@@ -77,17 +78,21 @@ class ScriptRecorder:
         with contextlib.suppress(Exception):
             if distributed is not None and distributed.is_initialized():
                 self.record_facts()
+
             self.modules.collect()
+
             # Before they are read: later changes are written the next time.
             num_changes = self._num_changes + self.modules.num_changes
             if num_changes == self._num_written:
                 return
+
             report = ScriptReport(
                 host=self._host,
                 facts=self._facts,
                 loaders=dict(self._loaders),
                 modules=self.modules.reports(),
             )
+
             replace_text(self._file, json.dumps(asdict(report)))
             self._num_written = num_changes
 
@@ -95,6 +100,7 @@ class ScriptRecorder:
         """The user's line that iterates; a second loader there has a number."""
         while frame is not None and INSTALLED.search(frame.f_code.co_filename):
             frame = frame.f_back
+
         if frame is None:
             return "unknown"
 
@@ -109,6 +115,7 @@ def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
     values_by_name: dict[str, list[str]] = defaultdict(list)
     rest = deque(words)
     num_places = 0
+
     while rest:
         word = rest.popleft()
         if assigned := ASSIGNMENT.fullmatch(word):
@@ -121,6 +128,7 @@ def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
             num_places += 1
             name = f"argument {num_places}"
             value = word
+
         values_by_name[name].append(value)
 
     return {name: " ".join(values) for name, values in values_by_name.items()}
@@ -133,6 +141,7 @@ def script_facts(arguments: Mapping[str, str]) -> Facts:
     environment = own_variables()
     variables = sorted(chain(ANY_BACKEND, *OF_BACKEND.values()))
     packages = {"Python": ".".join(platform.python_version_tuple()[:2])}
+
     for name, module in list(sys.modules.items()):
         # Not getattr: some modules are loaded by the first attribute access.
         version = getattr(module, "__dict__", {}).get("__version__")
@@ -161,6 +170,7 @@ def _loader_report(loader: Any, *, is_uneven: bool) -> LoaderReport:
     samplers = (loader.sampler, loader.batch_sampler)
     is_split = any(getattr(sampler, "num_replicas", 1) > 1 for sampler in samplers)
     may_differ = is_uneven or not sys.modules["torch"].is_grad_enabled()
+
     return LoaderReport(
         batches=None if may_differ else _length(loader),
         samples=_length(loader.dataset) if is_split else None,
@@ -187,17 +197,21 @@ class _PendingHashes(NamedTuple):
 class _ObservedModule:
     key: str
     """The same on every rank."""
+
     name: str
     ranks: tuple[int, ...]
     trained: weakref.ref[Any]
     """One of its parameters that requires gradients."""
+
     version: int | None = None
     was_no_sync: bool = False
     num_updates: int = 0
     compared: int = 0
     """The latest step that it was hashed at."""
+
     diverges: bool = False
     """Whether replicas may differ, or it cannot be observed."""
+
     pending: deque[_PendingHashes] = field(default_factory=deque)
     hashes: dict[int, ModuleHashes] = field(default_factory=dict)
 
@@ -213,6 +227,7 @@ class _ObservedModule:
         step = self.num_updates
         if step <= self.compared or self.diverges or not (step in FIRST or step % EVERY == 0):
             return None
+
         self.compared = step
         return step
 
@@ -233,6 +248,7 @@ class DdpModules:
         self._num_built: Counter[tuple[int, ...]] = Counter()
         self.num_changes = 0
         """In what `reports` returns."""
+
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those that have taken a step."""
 
@@ -250,9 +266,11 @@ class DdpModules:
         self._num_built[ranks] += 1
         if len(self._modules) >= MAX_MODULES:
             return
+
         observed = _ObservedModule(
             key, type(module.module).__name__, ranks, weakref.ref(trained[0])
         )
+
         self._modules[module] = observed
         self.num_changes += 1
         self._observe(module, observed, 0)
@@ -269,6 +287,7 @@ class DdpModules:
                 step = observed.next_step(
                     trained._version, is_no_sync=not module.require_backward_grad_sync
                 )
+
             if step is not None:
                 self._hash(module, observed, step)
         except Exception:
@@ -311,6 +330,7 @@ class DdpModules:
         # Nothing is added to what is being recorded, as a CUDA graph or by a mode that sees each
         # operation.
         is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
         is_captured |= current_dispatch_mode() is not None
         if is_captured or any(word in names for word in DIVERGING_HOOKS):
             return
@@ -326,6 +346,7 @@ class DdpModules:
         trained = observed.trained()
         if not tensors or trained is None:
             return
+
         hashes, is_ready = _copy_to_host(hash_tensors(list(tensors.values()), trained.device))
         kinds = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items()}
         settings = self._settings(trained)
@@ -347,6 +368,7 @@ class DdpModules:
                     for key, value in group.items():
                         if isinstance(value, int | float) or key == "betas":
                             settings[f"{type(optimizer).__name__}'s {key}"] = value
+
         return settings
 
 
@@ -354,9 +376,11 @@ def _copy_to_host(hashes: Any) -> tuple[Any, Callable[[], bool]]:
     """A copy that is filled while steps continue, and whether it is filled."""
     if hashes.device.type != "cuda":
         return hashes, lambda: True
+
     torch = sys.modules["torch"]
     copy = torch.empty(hashes.shape, dtype=hashes.dtype, pin_memory=True)
     copy.copy_(hashes, non_blocking=True)
     event = torch.cuda.Event()
     event.record()
+
     return copy, event.query

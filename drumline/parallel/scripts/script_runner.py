@@ -88,12 +88,14 @@ class _WatchedScript:
         self._rank = rank
         self._recorder: ScriptRecorder | None = None
         activity: HeartbeatWriter | None = None
+
         if topology is not None and topology.world_size > 1:
             self._recorder = ScriptRecorder(
                 rank.file("script"),
                 topology,
                 arguments=words[1:] if words[0] != "-m" else words[2:],
             )
+
             activity = HeartbeatWriter(rank.file("activity"), rank=topology.rank)
             torch_hooks.observe_torch(activity, self._recorder)
 
@@ -126,6 +128,7 @@ class _WatchedScript:
                 self._recorder.write()
             if self._error is None:
                 self._rank.heartbeat.mark(Phase.LEFT)
+
             self._rank.close()
 
 
@@ -152,6 +155,7 @@ def _run_script(words: list[str]) -> None:
     sys.argv = words
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))  # noqa: PTH120
+
     module = ModuleType("__main__")
     module.__dict__.update(
         __file__=path,

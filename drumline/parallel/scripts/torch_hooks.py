@@ -55,10 +55,12 @@ class _AfterTorch(MetaPathFinder):
         """The module as it is found without this one, and a call when torch has run."""
         if fullname != "torch" or self not in sys.meta_path:
             return None
+
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return spec
+
         load = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -128,9 +130,11 @@ class _TorchObserver:
         def wrapper(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not self._is_observed():
                 return call(*args, **kwargs)
+
             before()
             last = self._phase
             self._enter(phase)
+
             try:
                 return call(*args, **kwargs)
             finally:
@@ -205,19 +209,26 @@ class ScriptProfile:
         self._num_steps = 0
         self._optimizers: WeakSet[Any] = WeakSet()
         """That have taken a step."""
+
         self._counted: WeakSet[Any] = WeakSet()
         """Those of them whose steps are those of the script."""
+
         self._outermost: int | None = None
         """The `id` of the optimizer whose step has begun: it may call another one's. None: it has ended."""
+
         self._first_updated: set[int] = set()
         """The `id` of each parameter that the first one updates."""
+
         self._updated: set[int] = set()
         """The `id` of each parameter that one of them updates."""
+
         self._makes_optimizers = False
         """Of torch: their steps are those of the script."""
+
         self._is_in_backward = False
         self._num_optimizers = 0
         """Those with parameters of their own: one that is inside another one has the same."""
+
         self._capture: Any = None
         self._hooks: list[Any] = []
         self._has_finished = False
@@ -249,10 +260,12 @@ class ScriptProfile:
         wrap_method(DistributedDataParallel, "__init__", self._build)
         wrap_method(Optimizer, "__init__", self._make_optimizer)
         wrap_method(Tensor, "backward", self._run_backward)
+
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
+
         self._capture.optimizers = self._optimizers
 
         # The script may end before the last step that is to be profiled.
@@ -274,6 +287,7 @@ class ScriptProfile:
             call(*args, **kwargs)
         finally:
             self._is_in_backward = is_inner
+
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and not is_inner and not self._makes_optimizers:
             self._end_step(None)
@@ -286,8 +300,10 @@ class ScriptProfile:
         """torch calls it after each step of any optimizer, unless it raises."""
         if optimizer not in self._optimizers:
             self._add(optimizer)
+
         if self._outermost != id(optimizer):
             return
+
         self._outermost = None
         if optimizer in self._counted:
             self._end_step(optimizer)
@@ -297,9 +313,11 @@ class ScriptProfile:
         if self._has_finished:
             self._stop_late()
             return
+
         self._num_steps += 1
         self._capture.optimizer = optimizer
         self._capture.num_optimizers = self._num_optimizers
+
         try:
             self._capture.begin_step(self._num_steps)
         except OSError as error:
@@ -318,13 +336,16 @@ class ScriptProfile:
         parameters = {
             id(parameter) for group in optimizer.param_groups for parameter in group["params"]
         }
+
         if not self._first_updated:
             self._first_updated = parameters
+
         self._optimizers.add(optimizer)
         if not parameters.isdisjoint(self._first_updated):
             self._counted.add(optimizer)
         if parameters and parameters.isdisjoint(self._updated):
             self._num_optimizers += 1
+
         self._updated |= parameters
 
     def _stop_late(self) -> None:
@@ -354,13 +375,16 @@ class ScriptProfile:
         Python's exit would free a group whose threads still run: sometimes that aborts the
         process."""
         is_recording = self._capture is not None and self._capture.is_recording
+
         # What the script itself has printed of its failure is the reason.
         has_succeeded = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         is_missing = has_succeeded and not is_recording and not self._has_finished
         if is_missing and self._topology.rank == 0:
             self._explain_nothing()
+
         if not (self.ends_script and self._has_finished):
             return
+
         from drumline.rank.group import leave_group
 
         try:
@@ -378,12 +402,14 @@ class ScriptProfile:
                 f"try: let it take {stop} steps, or profile earlier ones (drumline launch --profile 2:4)",
             )
             return
+
         advice = "call loss.backward() on the main thread; if this script starts the one that trains, profile that one"
         looked_for = "step() of a torch.optim optimizer"
         if self._makes_optimizers:
             advice = "call the optimizer's step(), and not a function of its own"
         else:
             looked_for += " and Tensor.backward()"
+
         print_message(f"{problem}which are counted by {looked_for}", f"try: {advice}")
 
     def _report(self, error: OSError) -> None:

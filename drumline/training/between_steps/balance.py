@@ -39,9 +39,11 @@ TIMED_STEPS = 10
 EVERY_STEPS = 500
 MIN_GAIN = 0.05
 """How much faster steps must become for the sizes to change."""
+
 LARGE_GAIN = 0.2
 """A part of a step's time does not depend on its samples, so sizes that change this much are
 measured again at once."""
+
 MOST_OF_FREE_MEMORY = 0.8
 NAMED_SIZES = 8
 _USUAL_RATE = {"cpu": ExposedCommunication.EVERY, "cuda": 100}
@@ -84,6 +86,7 @@ class Balance(Action):
 
         sizes = even_sizes(loader.sharding)
         measure_at = context.progress.step + WARM_UP_STEPS
+
         record = (saved or {}).get("balance")
         if (
             record is not None
@@ -113,6 +116,7 @@ class Balance(Action):
             forward_ns = measured.get("forward_compute_time", 0)
             backward_ns = measured.get("backward_compute_time", 0)
             self._times.append((forward_ns + backward_ns) / 1e9)
+
         if len(self._times) == TIMED_STEPS:
             self._decide(context)
             self._began_at = None
@@ -132,9 +136,11 @@ class Balance(Action):
             sharding.min_shard_size * sharding.accumulate,
             sharding.batch_size // sharding.world_size,
         )
+
         sizes = choose_sizes(before, seconds, smallest=smallest, most=most)
         gain = speed_up(before, sizes, seconds)
         later = step - step % EVERY_STEPS + EVERY_STEPS
+
         if gain < MIN_GAIN:
             self._use(before, later)
             return
@@ -145,6 +151,7 @@ class Balance(Action):
         if (marks := self._job.ddp.connection.compilations) is not None:
             # torch compiles for the new sizes
             marks.is_usual_until = step + FIRST_STEPS
+
         context.reporter.report(
             "note",
             step=step,
@@ -157,6 +164,7 @@ class Balance(Action):
         even = even_sizes(self._loader.sharding)
         if sizes != (self._loader.sharding.sizes or even):
             self._loader.resize_shards(None if sizes == even else sizes)
+
         self._sizes = sizes
         self._measure_at = measure_at
         self._facts["balance"] = {
@@ -169,6 +177,7 @@ class Balance(Action):
         """This rank's own time in a step, without waiting for others; 0: unknown."""
         assert self._began_at is not None
         sharding = self._loader.sharding
+
         # DDP measures the last micro-batch.
         compute_s = median(self._times) * len(spans_of_full_batch(sharding))
         if not compute_s:
@@ -178,9 +187,11 @@ class Balance(Action):
         steps = step - self._began_at
         data_s = (now["data"] - self._spent_s["data"]) / steps
         optimizer_s = (now["optimizer"] - self._spent_s["optimizer"]) / steps
+
         # there batches are made while the device computes
         if self._job.ddp.device.type == "cuda":
             return max(compute_s, data_s)
+
         return compute_s + data_s + optimizer_s
 
     def _most(self) -> int:
@@ -189,9 +200,11 @@ class Balance(Action):
         device = self._job.ddp.device
         if device.type != "cuda" or sharding.micro_batch_size is not None:
             return sharding.batch_size
+
         used = torch.cuda.max_memory_reserved(device)
         free = torch.cuda.mem_get_info(device)[0]
         size = self._sizes[sharding.rank]
+
         return size + int(size * MOST_OF_FREE_MEMORY * free / max(used, 1))
 
     def _describe(self, step: int, gain: float) -> str:
@@ -201,9 +214,11 @@ class Balance(Action):
         listed = f"{min(sizes)} to {max(sizes)}"
         if len(set(sizes)) <= NAMED_SIZES:
             listed = by_rank(sizes, [host for host, _ in self._ranks])
+
         text = f"ranks get samples by their speed from step {step + 1} on ({listed}): steps should be {gain:.0%} faster"
         if sharding.micro_batch_size is not None:
             return text
+
         return f"{text}; --train.micro_batch_size limits how many a rank holds at once"
 
 
@@ -228,12 +243,14 @@ def choose_sizes(
     which is not below `sizes`."""
     per_sample = [time / size for time, size in zip(seconds, sizes, strict=True)]
     chosen = [min(smallest, limit) for limit in most]
+
     # The rank that is done first with one more sample gets it.
     queue = [
         (per_sample[rank] * (size + 1), rank)
         for rank, size in enumerate(chosen)
         if size < most[rank]
     ]
+
     heapify(queue)
 
     for _ in range(sum(sizes) - sum(chosen)):

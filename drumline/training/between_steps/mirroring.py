@@ -57,6 +57,7 @@ def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: RunManager)
     work = in_background(lambda: restore_run(run, folder.path))
     if not wait([work], timeout=POLL_S).done:
         print_message(f"reading the mirror {run.store}")
+
     while not work.done():
         broadcast_json(False)
         wait([work], timeout=POLL_S)
@@ -66,6 +67,7 @@ def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: RunManager)
     messages: list[Message] = [("warning", reason) for reason in skipped]
     if note:
         messages.append(("note", note))
+
     return messages
 
 

@@ -70,7 +70,9 @@ class NonFinite:
                     )
                 case _:
                     assert_never(self._on_nan)
+
             self._job.finite.counts.zero_()
+
         self._read_step = self._progress.step
         self._read_cursor = self._progress.cursor
 
@@ -90,6 +92,7 @@ class NonFinite:
         place = Place(host, bad_ranks[0], self._progress.step)
         if self._on_nan == "stop":
             raise NonFiniteError(f"{name} is not finite", next_step=self._next_step(), place=place)
+
         if not self._is_state_reported:
             self._is_state_reported = True
             self._warn(f"{name} is not finite; the checkpoint is marked [{place}]")
@@ -114,6 +117,7 @@ class NonFinite:
         rank = [*explained, *bad_ranks][0]
         host, cause = causes[rank]
         most_bad = max(num_bad for num_bad, _ in ranks)
+
         return most_bad, Place(host, rank, step), cause
 
     def _explain(self, step: int) -> str | None:
@@ -121,16 +125,19 @@ class NonFinite:
         weights are too large, the next batch shows it, too."""
         job = self._job
         parameter = first_non_finite(dict(job.model.named_parameters()))
+
         # A forward pass is then collective: either all ranks run one, or none.
         is_sharded = job.sharded is not None
         if is_sharded:
             parameter = next(filter(None, gather_json(parameter)), None)
+
         if parameter is not None:
             cause = f"the parameter {parameter} was not finite before it, so an earlier gradient was not"
             return cause if job.finite.keeps_weights else None
 
         prefix = ""
         reasons: list[str] = []
+
         # The task's code runs here: an error in it must not hide the NaN, unless other ranks wait
         # in its forward pass.
         with nullcontext() if is_sharded else suppress(Exception):
@@ -140,6 +147,7 @@ class NonFinite:
             else:
                 prefix = "with the next batch, "
                 batches = iter([job.loader.preview()])
+
             explain(job, batches, reasons)
 
         return f"{prefix}{reasons[0]}" if reasons else None
@@ -168,13 +176,17 @@ def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
     with dry_run(job) as task, ExitStack() as hooks:
         for module in names:
             hooks.callback(module.register_forward_hook(check_output).remove)
+
         for batch in batches:
             if batch is None:  # this rank has no part of it
                 continue
+
             if first_non_finite(_tensors(batch)) is not None:
                 reasons.append("the batch holds NaN or infinity")
+
             with job.autocast:
                 total = float(loss_function(task)(job.model, batch).total)
+
             if not math.isfinite(total):
                 reasons.append(
                     f"every module's output is finite, but {type(task).__name__}.loss() returns {total}"

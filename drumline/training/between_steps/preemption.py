@@ -80,10 +80,12 @@ class SignalPipe:
         self._is_open = True
         signal.set_wakeup_fd(self._in, warn_on_full_buffer=False)
         self._before: dict[int, Any] = {}
+
         for number in signals:
             # Only signals that have a handler are written to the pipe.
             self._before[number] = signal.signal(number, lambda *_: None)
             signal.siginterrupt(number, False)
+
         os.register_at_fork(after_in_child=self._restore_in_child)
 
     def wait(self, timeout_s: float) -> list[int]:
@@ -103,6 +105,7 @@ class SignalPipe:
         signal.set_wakeup_fd(-1)
         if restore:
             self._restore()
+
         os.close(self._in)
         os.close(self._out)
 
@@ -126,19 +129,23 @@ class StopGroup:
     ) -> None:
         """`may_leave`: if not all nodes are asked to stop, the others continue."""
         node = ddp.rank // ddp.local_world_size
+
         # A host may have several nodes; srun may scatter ranks.
         where = node if may_leave else ddp.host
         store.set(f"pid/{where}/{ddp.get_local_rank()}", str(os.getpid()))
         self.may_leave = may_leave
         self.store = store.clone()
+
         self.vote = StopVote(
             self.store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
         )
+
         self.own_node = f"asked/{node}"
         num_nodes = ddp.world_size // ddp.local_world_size if may_leave else 0
         self.nodes = [f"asked/{number}" for number in range(num_nodes)]
         """Where nodes continue without each other: for each one, where it writes that it was asked
         to stop."""
+
         self.node_asked_at = math.inf
         self._local_ranks = [f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)]
         self.local_pids: list[int] = []
@@ -166,27 +173,36 @@ class StopRequestWatcher:
     def __init__(self) -> None:
         self.events: SimpleQueue[Callable[[], object]] = SimpleQueue()
         """Methods of this object, to be called by its thread."""
+
         self.pipe: SignalPipe | None = None
         self.prints = False
         self.is_asked_alone = False
         """Whether this process, which is in no group, was asked to stop."""
+
         self.reason: dict[str, Any] = {}
         """By which signal or notice this rank was asked, and when."""
+
         self.received_at = 0.0
         """When that was, on the monotonic clock."""
+
         self.first_signal: int | None = None
         """A spot notice (`--watch.notice`) is not a signal: a signal after it counts as the
         first."""
+
         self.place: dict[str, Any] = {}
         """The host and the rank, once there is a group or this process trains alone."""
+
         self._group: StopGroup | None = None
         self.is_between_groups = False
         """Nodes have changed: the next group decides what a signal means."""
+
         self.is_writing: Callable[[], bool] = lambda: False
         """Whether this rank is writing a checkpoint."""
+
         self.is_closed = False
         """Signals are ignored: all is saved, or the run has ended. A launcher may signal the last
         ranks when the first exit."""
+
         self._has_warned = False
 
     @property
@@ -201,6 +217,7 @@ class StopRequestWatcher:
         if group is not None and self._group is not None:
             # the processes of a node stay the same
             group.local_pids = self._group.local_pids
+
         self._group = group
         self.is_between_groups = False
         if self.reason:
@@ -239,6 +256,7 @@ class StopRequestWatcher:
         now = time.monotonic()
         if self.is_closed:
             return
+
         if self.first_signal is not None:
             # The sender of SIGUSR1 allows time, and a launcher that passes it on may be slow.
             if number == signal.SIGTERM and now - self.received_at > SAME_SIGNAL_S:
@@ -250,6 +268,7 @@ class StopRequestWatcher:
         self.received_at = now
         name = signal.Signals(number).name
         self.reason = self.reason or {"signal": name, "time": time.time()}
+
         if self.place:
             self._request()
             return
@@ -258,6 +277,7 @@ class StopRequestWatcher:
             print_message(
                 f"stopped by {name} before the first step; rerun the same command to resume"
             )
+
         os._exit(ExitCode.PREEMPTED)
 
     def _request(self) -> None:
@@ -271,12 +291,14 @@ class StopRequestWatcher:
         """Ask the group, unless it is already ending."""
         group = self._group
         assert group is not None
+
         is_left = self.is_between_groups
         if self.is_sigterm and (
             group.has_lost_a_local_rank() or (not is_left and group.store.check([FIRST]))
         ):
             # Another rank has failed, and the launcher ends this one.
             self._exit(128 + signal.SIGTERM)
+
         if not is_left:
             group.request({**self.reason, **self.place}, in_a_hurry=self.is_sigterm)
 
@@ -285,12 +307,15 @@ class StopRequestWatcher:
         group = self._group
         if group is None or self.is_between_groups or self.is_closed:
             return False
+
         if len(group.nodes) > 1:
             self._leave_if_asked(group)
+
         is_busy = group.vote.tick()
         if group.vote.is_decided and group.vote.stop is None:
             self._report_cancelled(group.vote)
             self._give_up()
+
         return is_busy
 
     def _leave_if_asked(self, group: StopGroup) -> None:
@@ -298,6 +323,7 @@ class StopRequestWatcher:
         exits alone."""
         if (request := group.store.peek(group.own_node)) is None:
             return
+
         cause = json.loads(request)
         group.node_asked_at = min(group.node_asked_at, time.monotonic())
         if group.store.check(group.nodes):
@@ -310,6 +336,7 @@ class StopRequestWatcher:
                     f"{cause['host']} received {cause['signal']} and leaves; the other nodes continue without it",
                     stream=screen(),
                 )
+
             # What the task has printed; it may block.
             wait([in_background(sys.stdout.flush)], timeout=FLUSH_S)
             self._exit(ExitCode.PREEMPTED)
@@ -319,6 +346,7 @@ class StopRequestWatcher:
         cause = vote.cause
         if cause is None or cause["rank"] != self.place["rank"]:
             return
+
         who = named_ranks(vote.missing_ranks())
         if self.first_signal is not None:
             print_message(
@@ -373,6 +401,7 @@ class Preemption:
         self.watcher = StopRequestWatcher()
         self._vote: StopVote | None = None
         self.is_saved = False
+
         self._thread = threading.Thread(
             target=self.watcher.run, name="drumline-preemption", daemon=True
         )
@@ -407,6 +436,7 @@ class Preemption:
         if self.watcher.pipe is not None and store is not None:
             group = StopGroup(ddp, store, progress, may_leave=may_leave)
             self._vote = group.vote
+
         place = {"host": ddp.host, "rank": ddp.rank}
         self.watcher.events.put(partial(self.watcher.join, place, group))
 
@@ -454,6 +484,7 @@ class Preemption:
         pipe = self.watcher.pipe
         if pipe is None:
             return
+
         self._set("is_closed", True)
         pipe.wake()
         self._thread.join()
@@ -485,6 +516,7 @@ class Preempt(Action):
         # At its last step the run ends as usual.
         if step >= context.progress.last_step or not self.preemption.stops_at(step):
             return
+
         context.progress.is_stopping = True
         if self.saver.saved_step != step:
             # also reports updates that were skipped since the last log line
@@ -499,6 +531,7 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
     ddp = context.job.ddp
     step = context.progress.step
     cause = preemption.cause
+
     if ddp.is_main_process():
         write_whole(
             context.folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n"
@@ -513,6 +546,7 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
         about_rank=cause["rank"],
         about_host=cause["host"],
     )
+
     preemption.end_saved()
     ddp.barrier()
     note_saved(preemption.environment)

@@ -72,8 +72,10 @@ class Saver(Periodic):
         super().__init__(
             context.progress, every_steps=settings.every_steps, every_epochs=settings.every_epochs
         )
+
         self.saved_step = context.progress.step
         """The latest step that is saved, or being saved."""
+
         self._before = before
         self._job = context.job
         self._context = context
@@ -85,6 +87,7 @@ class Saver(Periodic):
         self._ledger_file = LedgerFile(context.folder.ledger if ddp.is_main_process() else None)
         self.ledger = self._ledger_file.ledger
         """What this rank has trained on since the last save: the loop adds to it."""
+
         self._mirror: Mirror | None = None
         if self._settings.mirror is not None and ddp.is_main_process():
             # few runs need it
@@ -95,6 +98,7 @@ class Saver(Periodic):
         self.writer = CheckpointWriter(
             self._root, WritingRank(ddp.rank, ddp.host), ddp.device, publish=self._publish
         )
+
         self._held: object = None
         self._paused_at = 0.0
         self._paused_s = 0.0
@@ -113,6 +117,7 @@ class Saver(Periodic):
         ddp = self._job.ddp
         who = self._settings.writers
         self._ledger_file.start(self._context, self._before)
+
         num_shards = 1 if self._job.sharded is None else self._job.sharded.plan.num_shards
         if (who != "one" or num_shards > 1) and ddp.world_size > 1:
             assert ddp.connection.store is not None
@@ -123,6 +128,7 @@ class Saver(Periodic):
         self.writer.rehearse()
         if self._mirror is not None:
             self._mirror.start()  # what an earlier start could not upload
+
         return self
 
     def run(self, context: RunContext) -> None:
@@ -137,10 +143,12 @@ class Saver(Periodic):
         step = context.progress.step
         heartbeat = context.job.heartbeat
         heartbeat.mark(Phase.SAVE)
+
         with context.throughput.paused("save"):
             self._paused_at = time.perf_counter()
             if self._skips(step, metrics, must_save=must_save):
                 return
+
             self.report()  # waits for the previous save
 
             context.hooks.call("before_save")
@@ -176,6 +184,7 @@ class Saver(Periodic):
         self._ledger_file.gather(progress)
         if self._job.sync is None:
             LiveBuffers(self._job.model).broadcast()
+
         non_finite = self._check_state()
         progress.saved_step = progress.step
         captured = self._capture(progress, metrics, non_finite)
@@ -185,8 +194,10 @@ class Saver(Periodic):
         # Kept until the next save: if the writer's thread freed the pinned memory of the sums while
         # a step is being captured, torch would count the capture as a use of it, and fail later.
         self._held = captured.complete
+
         with self._job.shared_weights():  # the copy is made in it
             kind = self.writer.start(captured, copies=self._settings.background)
+
         self._paused_s = time.perf_counter() - self._paused_at
         if kind == "none":
             self.report()
@@ -201,6 +212,7 @@ class Saver(Periodic):
         device = job.ddp.device
         rng = gather_rng(device)
         by_rank = _gather_rank_states(job)
+
         # Being copied to the host: complete when a copy that is started later is.
         sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
         measured: dict[str, Any] = {"names": job.meter.names}
@@ -214,6 +226,7 @@ class Saver(Periodic):
             "stopped": progress.stopped,
             "metrics": progress.metrics,
         }
+
         snapshot = live_state(job, hooks, document)
 
         def complete() -> None:
@@ -257,6 +270,7 @@ class Saver(Periodic):
         another one."""
         if self.writer.is_busy:
             self._job.heartbeat.mark(Phase.SAVE)
+
         try:
             if error is not None:
                 self.writer.wait_after_failure()
@@ -305,8 +319,10 @@ class LedgerFile:
     def __init__(self, path: Path | None) -> None:
         self.ledger = Ledger()
         """This rank's entries since the last save."""
+
         self.since: dict[str, Any] = {}
         """The first step that is not written yet, and its cursor."""
+
         self._taken: list[LedgerEntry] = []
         self._path = path
         self._lines: JsonLines | None = None
@@ -317,10 +333,12 @@ class LedgerFile:
         if self._path is not None:
             self._lines = JsonLines(self._path)
             flush_folder(self._path.parent)
+
         job = context.job
         train = context.config.train
         progress = context.progress
         self.since = {"first": progress.step + 1, "cursor": asdict(progress.cursor)}
+
         record = {
             "kind": "start",
             "step": progress.step,
@@ -332,6 +350,7 @@ class LedgerFile:
             "shards": train.shards if train.exact == "elastic" else None,
             "time": round(time.time(), 3),
         }
+
         if before:
             self._write_unsaved(before, progress.step)
             if lost := lost_steps(before, progress.step):
@@ -353,6 +372,7 @@ class LedgerFile:
         batches = _global_batches(cursor, since["entries"])[: step - first + 1]
         split = msgspec.convert(since["sharding"], Sharding)
         ranks = []
+
         for rank in range(split.world_size):
             sharding = replace(split, rank=rank)
             covered = Ledger()
@@ -377,6 +397,7 @@ class LedgerFile:
         ranks = gather_json(runs)
         self._taken = []
         self.since = {"first": step + 1, "cursor": asdict(progress.cursor)}
+
         if runs:
             self._write(
                 {"kind": "steps", "first": step - num_steps(runs) + 1, "last": step, "ranks": ranks}
@@ -420,8 +441,10 @@ def _global_batches(cursor: Cursor, entries: Sequence[Sequence[int]]) -> list[tu
 
 DATA_FILE = "data"
 """The file and document of a dataset's own state."""
+
 COMM_FILE = "comm"
 """The file and document of `Job.comm`."""
+
 _STATE_NAMES = {DATA_FILE: "the state_dict() of the training data"}
 
 
@@ -437,6 +460,7 @@ def live_state(job: Job, hooks: TaskHooks, document: Mapping[str, Any]) -> Snaps
 
     if job.sync is not None and (outer := job.sync.outer_state()):
         snapshot.tensors[OUTER_FILE] = outer
+
     return snapshot
 
 
@@ -450,9 +474,11 @@ def _gather_rank_states(job: Job) -> Snapshot:
         COMM_FILE: comm,
         REPLICAS_FILE: replica_state(job),
     }
+
     for file, rank_state in states.items():
         if rank_state is None:
             continue
+
         tensors: dict[str, Tensor] = {}
         encoded = encode_state(rank_state, _STATE_NAMES.get(file, file), tensors)
         gathered.documents[file], tensors_by_rank = gather_states(encoded, tensors)

@@ -47,11 +47,14 @@ def watching_for_notice(notice: str, take_notice: Callable[[str], object]) -> It
                         f"watch.notice {notice} failed: {type(error).__name__}: {error}; retrying every {every_s:g} s "
                         "without another warning"
                     )
+
                 text = None
                 has_warned = True
+
             if text and not ended.is_set():
                 take_notice(text)
                 return
+
             ended.wait(every_s)
 
     # A daemon thread that is not joined: the user's function may never return.
@@ -67,6 +70,7 @@ def make_probe(notice: str) -> tuple[Probe, float]:
     calls."""
     if notice.startswith(("http://", "https://")):
         return partial(ask_web, notice), 5.0
+
     if re.search(r"\.py:\w+$", notice):
         function = load_function(notice)
 
@@ -93,6 +97,7 @@ def ask_web(url: str) -> str | None:
     except (OSError, HTTPException, ValueError):
         # a network error is no notice
         return None
+
     return f"a notice at {url}: {_in_a_line(body)}" if body.strip() else None
 
 
@@ -102,10 +107,12 @@ def _request(url: str, method: str, headers: dict[str, str]) -> str:
     parts = urlsplit(url)
     connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+
     with closing(connect(parts.netloc, timeout=TIMEOUT_S)) as connection:
         connection.request(method, target, headers=headers)
         response = connection.getresponse()
         body = response.read(_MOST_BYTES) if response.status == HTTPStatus.OK else b""
+
     return body.decode(errors="replace")
 
 

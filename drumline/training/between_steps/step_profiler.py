@@ -50,12 +50,14 @@ class ProfiledStep:
         self._first_step = context.progress.step
         self._progress = context.progress
         self._steps = steps
+
         self._capture = TraceCapture(
             steps,
             self._folder,
             ddp.connection.topology,
             job_facts(context),
         )
+
         self._capture.modules = [context.job.applied]
         self._capture.optimizer = context.job.optimizer
         self._capture.optimizers = [context.job.optimizer]
@@ -72,6 +74,7 @@ class ProfiledStep:
                 capture.begin_step(self._progress.step - self._first_step)
             if capture.is_recording:
                 step = step._replace(micro_batches=capture.marked(step.micro_batches))
+
         self._inner(step)
 
     def close(self) -> None:
@@ -86,8 +89,10 @@ class ProfiledStep:
             except OSError:
                 self._capture.collect()  # the other ranks wait for this one
                 raise
+
             if self._capture.is_done:
                 self._capture.collect()
+
         if not self._capture.is_done:
             self._context.warn(
                 f"nothing was profiled: the run ended before step {self._steps.start} of this start"
@@ -119,14 +124,17 @@ def job_facts(context: RunContext) -> JobFacts:
     config = context.config
     job = context.job
     throughput = context.throughput
+
     settings = {
         name: value
         for name, value in flat(config).items()
         if name.startswith(ADVISABLE) and value is not None
     }
+
     step_tflop = None
     if throughput.model_flops is not None:
         step_tflop = throughput.model_flops.of(samples=job.batch.size, tokens=None) / 1e12
+
     return JobFacts(
         task=context.request.task,
         batch_size=job.batch.size,

@@ -73,6 +73,7 @@ def count_flops(
             total = compute_loss()
             counter.is_backward = True
             gradients: Sequence[Tensor | None] = ()
+
             if parameters is None:
                 total.backward()  # type: ignore[no-untyped-call]
             else:
@@ -86,6 +87,7 @@ def count_flops(
         raise RuntimeError("a backward pass in Python may reach more parameters")
     if counter.has_unknown or not (flops := counter.flops):
         return None
+
     (dtype, is_convolution), _ = flops.most_common(1)[0]
     if dtype == torch.float32 and torch.cuda.is_available():
         allowed = torch.backends.cudnn if is_convolution else torch.backends.cuda.matmul
@@ -125,9 +127,11 @@ class _FlopCounter(DispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **options)
         name = func._schema.name.removeprefix("aten::")
         self.has_unknown |= name in _UNKNOWN
+
         # In a backward pass gradients are only on where a part of the forward pass is repeated.
         if self.is_backward and torch.is_grad_enabled():
             return result
+
         is_convolution = name.startswith("convolution")
         if name.startswith("_scaled_dot_product_"):
             # its first argument is a gradient
@@ -137,6 +141,7 @@ class _FlopCounter(DispatchMode):  # type: ignore[no-untyped-call]
         elif func._overloadpacket in flop_registry:
             formula = flop_registry[func._overloadpacket]
             self.flops[args[0].dtype, is_convolution] += formula(*args, **options, out_val=result)
+
         return result
 
 
@@ -168,6 +173,7 @@ class DdpStepTimes(NamedTuple):
 
     exposed_s: float = math.nan
     """How long it waited in communication that nothing overlapped."""
+
     computing_s: float = math.nan
     """Its forward and backward pass, without what is exposed; of several micro-batches, the last
     one's."""
@@ -192,14 +198,18 @@ class _Interval(NamedTuple):
     def since(self, begin: _Interval, measured: DdpStepTimes) -> _Interval:
         """What has come since `begin`, of which one step was measured."""
         part = _Interval(*map(operator.sub, self, begin))
+
         # Ranks leave the reduction of the log line at slightly different times.
         part = part._replace(waited_s=min(part.waited_s, part.seconds))
         if math.isnan(measured.exposed_s) or not part.steps:
             return part
+
         measured_s = part.seconds - part.waited_s
+
         # The measured step may have taken much longer than the others: its parts are fractions of
         # its own time.
         step_s = max(measured_s / part.steps, measured.exposed_s + measured.computing_s)
+
         exposed_s = measured_s * (measured.exposed_s / step_s) if step_s else 0.0
         return part._replace(exposed_s=exposed_s, measured_s=measured_s)
 
@@ -216,15 +226,20 @@ class Throughput:
         self.seconds = 0.0
         self.lap_s = 0.0
         """The seconds of the latest lap."""
+
         self.on_pause: Callable[[str, int, int], None] | None = None
         """Called after each pause with its reason, its begin and its end, in ns of Unix time."""
+
         self.checkpoint_pause_s = 0.0
         """How long saves have paused the loop."""
+
         self.start_s: float | None = None
         """From the creation to the end of the first step; None: no step has ended."""
+
         self.model_flops: ModelFlops | None = None
         self.peak_tflop_per_s: float | None = None
         """Of all devices together; None: unknown."""
+
         self.num_steps = 0
         self._samples = 0
         self._started: float | None = None
@@ -288,6 +303,7 @@ class Throughput:
         self._whole = self._whole.plus(lap)
         if has_steps and not has_compiled:
             self._steady = self._steady.plus(lap)
+
         return self._speed(lap)
 
     def steady(self) -> Speed:
@@ -307,6 +323,7 @@ class Throughput:
         tokens = interval.tokens
         tflop_per_s = None
         mfu = None
+
         if self.model_flops is not None and samples:
             flops = self.model_flops.of(samples=samples, tokens=tokens or None)
             tflop_per_s = flops / seconds / 1e12
@@ -316,6 +333,7 @@ class Throughput:
         communication_share = None
         if interval.measured_s:
             communication_share = (1.0 - data_share) * (interval.exposed_s / interval.measured_s)
+
         return Speed(
             samples_per_s=samples / seconds,
             tokens_per_s=tokens / seconds if tokens else None,
@@ -360,9 +378,11 @@ class ExposedCommunication:
         measured."""
         if not isinstance(self._applied, DistributedDataParallel) or self._job.captured_steps:
             return NOT_MEASURED
+
         measured = ddp_measurements(self._applied)
         iteration = int(measured.get("iteration", 0))
         sent_ns = measured.get("backward_comm_time", 0)
+
         if iteration != self._newest_iteration:
             self._newest_iteration = iteration
             self._newest_step = step
@@ -371,6 +391,7 @@ class ExposedCommunication:
         is_recent = iteration > 2 and step - self._newest_step <= self.LONGEST
         if not is_recent or not sent_ns or self._job.ddp.world_size == 1:
             return NOT_MEASURED
+
         exposed_ns = max(0, sent_ns - measured["backward_compute_comm_overlap_time"])
         computing_ns = measured["forward_compute_time"] + measured["backward_compute_time"]
         return DdpStepTimes(exposed_s=exposed_ns / 1e9, computing_s=computing_ns / 1e9)

@@ -85,7 +85,9 @@ class TracedStep:
                     "samples": samples,
                     "rest": rest,
                 }
+
                 self._batches.append(batch)
+
             yield micro
 
     def _indices(self, span: Span, epoch: int) -> list[int] | None:
@@ -93,10 +95,12 @@ class TracedStep:
         length = self._job.loader.num_samples
         if length is None:
             return None
+
         positions = np.arange(span.low, span.high, dtype=np.int64)
         indices: list[int] = permute(
             positions, length=length, seed=self._seed, epoch=epoch
         ).tolist()
+
         return indices
 
     def _tensors(self) -> dict[str, dict[str, str]]:
@@ -104,6 +108,7 @@ class TracedStep:
         job = self._job
         if not job.ddp.is_main_process() and job.sharded is None:
             return {}
+
         state = capture(job.model, job.optimizer, scaler=job.scaler, progress={})
 
         hashes = {}
@@ -125,6 +130,7 @@ class TracedStep:
             for name, buffer in job.model.named_buffers()
             if name not in saved
         }
+
         return {"tensors": hashes, "unsaved": unsaved}
 
 
@@ -162,6 +168,7 @@ def _leaves(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tup
     attributes: its repr may contain an address, which differs between runs."""
     if id(value) in above:
         return
+
     if isinstance(value, tuple | list):
         items = dict(enumerate(value))
     elif isinstance(value, Mapping):
@@ -181,6 +188,7 @@ def _add(digest: blake3, tensor: Tensor) -> blake3:
     dense = tensor.detach().cpu()
     if dense.layout is not torch.strided:
         dense = dense.to_dense()
+
     return digest.update(f"{tensor.dtype}{list(tensor.shape)}:".encode()).update(
         as_bytes(dense).numpy().data
     )

@@ -48,9 +48,11 @@ class EvaluationJob:
     ddp: RunManager
     model: nn.Module
     """The task's own model, on the device."""
+
     autocast: AbstractContextManager[object]
     eval_loaders: Mapping[str, EvaluationLoader]
     """The evaluation sets by name; a single one is called ''."""
+
     metrics: Mapping[str, Metric]
     """The task's own, for evaluations."""
 
@@ -99,6 +101,7 @@ def build_evaluation_job(
     model = task.model()
     channels_last = is_channels_last(config.train, model, ddp.device)
     wrapped = ddp.wrap_applied(model, channels_last=channels_last, reduces_gradients=False)
+
     return EvaluationJob(
         task=task,
         ddp=ddp,
@@ -173,6 +176,7 @@ def with_local_data(config: Config, ddp: RunManager) -> Config:
         report=print_message if ddp.is_main_process() else lambda text: None,
         alive=lambda: heartbeat.mark(Phase.START),
     )
+
     if ddp.get_local_rank() == 0:
         copy.update()
 
@@ -181,6 +185,7 @@ def with_local_data(config: Config, ddp: RunManager) -> Config:
         what = f"data-copied/{next(_CALLS.setdefault(ddp, count()))}"
         # A download has no limit here: the watchdog observes it, and one that fails ends the job.
         wait_for_ranks(ddp.connection.store, what, ddp.rank, ddp.world_size, limit_s=math.inf)
+
     return replace(config, data=replace(config.data, dir=str(copy.folder)))
 
 
@@ -188,6 +193,7 @@ def set_arithmetic(train: TrainConfig, device: torch.device) -> None:
     """Set TF32 and cuDNN's search for kernels, for the whole process."""
     if device.type != "cuda":
         return
+
     if train.tf32 != "auto":
         is_allowed = {"on": True, "off": False}[train.tf32]
         torch.backends.cuda.matmul.allow_tf32 = is_allowed
@@ -233,6 +239,7 @@ def make_metrics(task: Task, ddp: RunManager) -> dict[str, Metric]:
                 f"the metric {name!r} has no {' and no '.join(missing)}",
                 next_step=f"return torchmetrics' metrics, or objects with {', '.join(NEEDED)}",
             )
+
         if isinstance(metric, nn.Module):
             metric.to(ddp.device)
 
@@ -242,6 +249,7 @@ def make_metrics(task: Task, ddp: RunManager) -> dict[str, Metric]:
                 vars(part).update(sync_on_compute=False, _to_sync=False)
             if ddp.world_size > 1:
                 _check_merge(f"{name}/{place}" if _is_collection(metric) else name, part)
+
     return metrics
 
 
@@ -264,11 +272,13 @@ def _check_merge(name: str, metric: Metric) -> None:
     written for the metric is not tried: a state without updates is nothing that it must expect."""
     if getattr(type(metric).merge_state, "__module__", "") != "torchmetrics.metric":
         return
+
     problem = _unweighted(metric)
     try:
         metric.merge_state(metric.metric_state)
     except (RuntimeError, NotImplementedError) as error:
         problem = str(error)
+
     metric.reset()
     if problem is not None:
         raise UsageError(
@@ -292,6 +302,7 @@ def _parts(metric: Metric) -> dict[str, Metric]:
     whose `_defaults` some of them share."""
     if not isinstance(metric, nn.Module):
         return {"": metric}
+
     holders: dict[int, tuple[str, Any]] = {}
     for name, module in metric.named_modules():
         if defaults := vars(module).get("_defaults"):
@@ -306,6 +317,7 @@ def update_metrics(metrics: Mapping[str, Metric], outputs: Any) -> None:
             "the task has metrics(), but its loss() returns no outputs to update them with",
             next_step="return Loss(total, outputs=(scores, labels))",
         )
+
     for metric in metrics.values():
         if isinstance(outputs, Mapping):
             metric.update(**outputs)
@@ -331,6 +343,7 @@ def compute_metrics(
     document = None
     if is_updated:  # else it may have no state
         document = encode_state([dict(part.metric_state) for part in parts], "metrics", tensors)
+
     gathered, tensors = gather_states(document, tensors)
 
     values: dict[str, Any] = {}
@@ -363,12 +376,14 @@ def _plain(name: str, value: Any) -> Any:
     """A number or nested lists of numbers, as JSON has them."""
     if hasattr(value, "tolist"):  # a tensor or an array
         value = value.tolist()
+
     if isinstance(value, list | tuple):
         return [_plain(name, entry) for entry in value]
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, int | float):
         return value
+
     raise UsageError(
         f"the metric {name!r} computed a {type(value).__name__}",
         next_step="let compute() return a number, a tensor, a list or a dict of these",
@@ -382,11 +397,13 @@ def evaluate(job: EvaluationJob) -> dict[str, Any]:
     job.heartbeat.mark(Phase.EVALUATION)
     LiveBuffers(job.model).broadcast()
     metrics: dict[str, Any] = {}
+
     with evaluation_mode(job.task, job.model):
         for name, loader in job.eval_loaders.items():
             prefix = f"{name}/" if name else ""
             for metric, value in _evaluate_set(job, loader).items():
                 metrics[prefix + metric] = value
+
     return metrics
 
 
@@ -400,11 +417,13 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
     one rank, and the sums are added with exact rounding, in any order."""
     for metric in job.metrics.values():
         metric.reset()
+
     names, rows = _sum_batches(job, loader)
 
     # Rank 0 always has the first batch; a rank without a batch gets the names from it.
     batches_here = [loader.num_batches, loader.digest]
     names, expected = broadcast_json([names, batches_here])
+
     # They differ only for a stream: other datasets were compared before the first step.
     if batches_here != expected:
         raise TrainingError(
@@ -416,15 +435,18 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
     table = torch.zeros(expected[0], 2 + len(names), dtype=torch.float64, device=job.ddp.device)
     for number, row in rows.items():
         table[number] = row
+
     sums = [math.fsum(column) for column in all_sum(table).cpu().T.tolist()]
     reported = job.reported(means(sums, names))
     measured = compute_metrics(job.metrics, job.ddp, is_updated=bool(rows))
+
     repeated = sorted(reported.keys() & measured.keys())
     if repeated:
         raise TrainingError(
             f"loss() or report() and metrics() both report {', '.join(repeated)}",
             next_step="rename one of them",
         )
+
     return {**reported, **measured}
 
 
@@ -438,13 +460,16 @@ def _sum_batches(
         job.heartbeat.mark(Phase.EVALUATION)  # so that a long evaluation shows progress
         with job.autocast:
             loss = job.task.loss(job.model, job.task.on_device(data))
+
         if size == 0:  # only to gather the parameters with the other ranks
             continue
 
         update_metrics(job.metrics, loss.outputs)
         names = list(loss.metrics)
         row = [loss.total, size if loss.weight is None else loss.weight, *loss.metrics.values()]
+
         rows[number] = torch.stack(
             [torch.as_tensor(value, device=job.ddp.device).double() for value in row]
         )
+
     return names, rows

@@ -52,8 +52,10 @@ def load_initial_weights(
             "set the model up as for these weights, or load what fits, and list the rest, with "
             "--no-model.init_strict"
         )
+
         if not fitting:
             advice = "give weights of this model: no tensor of these fits"
+
         if not fitting or (problems and settings.init_strict):
             raise UsageError(
                 as_list(f"the weights in {path} do not fit {type(model).__name__}:", problems),
@@ -66,6 +68,7 @@ def load_initial_weights(
                 "warning",
                 message=f"the model keeps its own values where they do not fit: {'; '.join(problems)}",
             )
+
     model.load_state_dict(broadcast_tensors(fitting), strict=False)
 
 
@@ -77,6 +80,7 @@ def fit_weights(
     without that. A tensor that has several names in the model is returned once."""
     tensors, aliases = model_state(model)
     stored = {**{name: name for name in tensors}, **aliases}
+
     is_of_ddp = all(name.startswith(DDP_PREFIX) for name in read_tensors)
     if is_of_ddp and stored.keys().isdisjoint(read_tensors):
         read_tensors = {
@@ -86,13 +90,16 @@ def fit_weights(
     shared_names = [name for name in stored if name in read_tensors]
     fitting: dict[str, Tensor] = {}
     different = []
+
     for name in shared_names:
         tensor_read = read_tensors[name]
         stored_name = stored[name]
+
         difference = _difference(tensor_read, tensors[stored_name])
         if difference is not None:
             different.append(f"{name} is {difference}")
             continue
+
         first = fitting.setdefault(stored_name, tensor_read)
         if first is not tensor_read and not torch.equal(first, tensor_read):
             different.append(
@@ -107,6 +114,7 @@ def fit_weights(
         problems.append(f"missing: {join_names(missing, most=_MOST_NAMES)}")
     if unexpected:
         problems.append(f"not in the model: {join_names(unexpected, most=_MOST_NAMES)}")
+
     return fitting, problems + sorted(different)[:_MOST_NAMES]
 
 
@@ -114,6 +122,7 @@ def _difference(read: Tensor, expected: Tensor) -> str | None:
     """Its shape or type, if the model has another; any floating point type is converted."""
     if read.shape != expected.shape:
         return f"{list(read.shape)}, and {list(expected.shape)} in the model"
+
     is_converted = read.is_floating_point() and expected.is_floating_point()
     if read.dtype != expected.dtype and not is_converted:
         return f"{read.dtype}, and {expected.dtype} in the model"
@@ -126,6 +135,7 @@ def read_weights(path: Path) -> tuple[Path, Mapping[str, Tensor]]:
     of the file or of the checkpoint. Mapped from the files: copy those that you keep."""
     if path.is_file():
         return path, _read_file(path)
+
     if not path.is_dir():
         raise UsageError(
             f"there is no file or folder {path} (looked in {Path.cwd()})", next_step=_GIVE
@@ -135,9 +145,11 @@ def read_weights(path: Path) -> tuple[Path, Mapping[str, Tensor]]:
         return path, _read_checkpoint(path)
     if RunFolder(path).checkpoints.is_dir():
         return read_weights(_best_checkpoint(path))
+
     index = path / INDEX_FILE
     if index.is_file():
         return index, _read_shards(index)
+
     single = path / SINGLE_FILE
     if single.is_file():
         return single, _read_file(single)
@@ -147,6 +159,7 @@ def read_weights(path: Path) -> tuple[Path, Mapping[str, Tensor]]:
         for file in sorted(path.iterdir()):
             if file.suffix in PICKLE_ENDINGS:
                 _refuse_pickle(file)
+
     raise UsageError(
         f"{path} has no {SINGLE_FILE}, no {INDEX_FILE} and no checkpoints",
         next_step=f"name the file: {unnamed_files[0]}" if unnamed_files else _GIVE,
@@ -169,6 +182,7 @@ def _read_checkpoint(path: Path) -> Mapping[str, Tensor]:
             f"the checkpoint {path} holds no model, but {join_names(sorted(tensors))}",
             next_step="give another one",
         )
+
     return tensors["model"]
 
 
@@ -177,6 +191,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         document = parse_json(
             read_regular(index, most=catalog.MAX_DOCUMENT_BYTES, follow_links=True)
         )
+
         files = sorted(set(document["weight_map"].values()))
         if not all(manifest.NAME.fullmatch(file) for file in files):
             raise ValueError("it names a file outside its folder")
@@ -189,6 +204,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= _read_file(index.with_name(file))
+
     return tensors
 
 
@@ -208,6 +224,7 @@ def _refuse_pickle(path: Path) -> None:
     """Its name and its first bytes are checked, nothing in it is loaded."""
     with open_regular(path, follow_links=True) as file:
         is_zip = file.read(len(_ZIP)) == _ZIP
+
     if not is_zip and path.suffix not in PICKLE_ENDINGS:
         return
 

@@ -79,14 +79,19 @@ class Progress:
     cursor: Cursor = field(default_factory=Cursor)
     saved_step: int | None = None
     """The step of the newest checkpoint that this start has begun to write, or None."""
+
     is_stopping: bool = False
     """The run was preempted, and ends before its last step."""
+
     last_step: int = sys.maxsize
     """The run ends after it."""
+
     stopped: dict[str, Any] | None = None
     """A hook has ended the run: its `reason`, and the `run_length` that the run would have had."""
+
     metrics: dict[str, Any] = field(default_factory=dict)
     """The metrics of the latest evaluation: numbers and nested lists of numbers."""
+
     evaluated_step: int | None = None
     """The step of the latest evaluation of this start."""
 
@@ -102,10 +107,12 @@ class GlobalBatch:
 
     size: int
     """Samples over all ranks."""
+
     accumulate: int
     micro_batch_size: int | None
     initial_world_size: int
     """The number of ranks when the run began; the rate may be scaled by it."""
+
     note: str | None = None
     """A note for the log."""
 
@@ -117,6 +124,7 @@ class Job(EvaluationJob):
     applied: nn.Module
     """The wrapped model, called with a function of the model and its arguments; under DDP if there
     is a group."""
+
     optimizer: Optimizer
     rates: LearningRates
     scaler: GradScaler | None
@@ -127,13 +135,17 @@ class Job(EvaluationJob):
     data_fingerprint: str
     step_kind: str
     """A value of `train.step`."""
+
     group_settings: list[dict[str, Any]]
     """The optimizer's before its first step, by parameter group."""
+
     comm: PowerSGD | None
     """What reduces the gradients, if it has a state (`--dist.comm powersgd` on several ranks)."""
+
     sync: OuterSync | None
     """What synchronizes the replicas, if they do not reduce their gradients in every step
     (`--dist.sync`)."""
+
     captured_steps: WeakSet[Any] = field(default_factory=WeakSet)
     """The steps of `steps/graph.py` that are still in use."""
 
@@ -163,6 +175,7 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
     if config.train.step in CAPTURING or (config.train.step is None and may_have_gpu):
         # Ranks capture CUDA graphs independently, not all in the same step.
         os.environ.setdefault(*NO_REGISTRATION)
+
     return RunManager(
         device=config.dist.device,
         backend=config.dist.backend,
@@ -186,6 +199,7 @@ def compared_settings(config: Config, task: str) -> dict[str, Any]:
         for name, value in flat(config).items()
         if not scope_of(name).may_differ_across_ranks
     }
+
     # The task's file may be in a different folder on each node.
     return {**settings, "TASK": task.rpartition("/")[2]}
 
@@ -211,6 +225,7 @@ def choose_batch(
     per_rank = train.batch_size_per_rank or 1
     size = train.batch_size or per_rank * world_size
     began_with = None if saved is None else saved["config"].get("train.batch_size_per_rank")
+
     # With a changed batch per rank the user chooses a new global batch.
     is_chosen = train.batch_size is not None or began_with != per_rank
     if saved is None or is_chosen or saved["batch_size"] == size:
@@ -222,9 +237,11 @@ def choose_batch(
         f"the global batch stays {size}, as the run began ({per_rank} on each of {ranks} ranks): now "
         f"{size / world_size:.4g} on each of {world_size}"
     )
+
     # micro-batches belong to the shards, which do not change
     if train.exact == "elastic":
         return GlobalBatch(size, train.accumulate, train.micro_batch_size, ranks, note)
+
     # A rank holds no more samples at once than when the run began.
     most = train.micro_batch_size or -(-per_rank // train.accumulate)
     return GlobalBatch(size, 1, most, ranks, f"{note}, at most {most} at once")
@@ -240,14 +257,17 @@ def choose_step_kind(
         return config.train.step
     if config.dist.mode != "ddp":
         return "eager"
+
     began_with = None if saved is None else saved["config"].get("train.step", "eager")
     if config.data.balance == "auto":
         # The shapes of a captured step are fixed, and trials would be measured too.
         return "compile" if began_with == "compile" else "eager"
+
     if device.type != "cuda":
         return began_with if began_with in ("compile", "auto") else "eager"
     if began_with is not None:
         return str(began_with)
+
     is_exact = config.train.deterministic or config.train.exact == "elastic" or config.log.trace
     return "eager" if is_exact else "auto"
 
@@ -280,6 +300,7 @@ def build_job(
     _warn_about_data(config, ddp, loader, model, batch.size)
     lr = peak_rate(config.optim, world_size=batch.initial_world_size)
     optimizer = optimizer_of(task, model, config.optim, lr=lr, is_sharded=plan is not None)
+
     # Gradients underflow without a scale in fp16; bf16 has the range of fp32 and needs none.
     scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
     meter = Meter(device)
@@ -320,16 +341,19 @@ def plan_sharding(config: Config, ddp: RunManager) -> ShardingPlan | None:
     world_size = ddp.world_size
     if dist.mode == "ddp" or world_size == 1:
         return None
+
     assert dist.mode != "auto", "settle_mode comes first"
     shards_of_node = dist.shard_ranks or ddp.local_world_size
     num_shards = {"zero1": world_size, "fsdp": world_size, "hsdp": shards_of_node}[dist.mode]
     if dist.offload_optimizer and ddp.device.type != "cuda":
         raise UsageError("--dist.offload_optimizer needs GPUs", next_step="leave it off on the CPU")
+
     if num_shards < 2 or world_size % num_shards:
         raise UsageError(
             f"hsdp cannot split {world_size} ranks into groups of {num_shards} that hold one model each",
             next_step=f"set --dist.shard_ranks to a divisor of {world_size} from 2 on, or use --dist.mode fsdp",
         )
+
     return ShardingPlan(
         mode=dist.mode,
         num_shards=num_shards,
@@ -358,6 +382,7 @@ def set_up_model(
         prepare = ModuleInit(config.train.seed)
     else:
         model = task.model()
+
     if on_model is not None:
         on_model(model)
 
@@ -375,6 +400,7 @@ def set_up_model(
         compile_blocks(model, blocks)
     if config.dist.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+
     return ddp.shard(model, plan, prepare=prepare), None
 
 
@@ -392,12 +418,14 @@ def _make_groups(dist: DistConfig, model: nn.Module, ddp: RunManager) -> Replica
         timeout_s=ddp.train_timeout_s,
         may_grow=dist.on_lost_node == "continue",
     )
+
     if groups is not None:
         refuse_sync_batchnorm(
             model,
             f"with --dist.sync {dist.sync} replicas train alone",
             instead="--dist.sync_batchnorm with --dist.sync_within node synchronizes it inside nodes",
         )
+
     return groups
 
 
@@ -446,13 +474,16 @@ def _build_data(
     eval_sets = evaluation_sets(task)
     data_fingerprint = fingerprint(train_data)
     ranks_of_a_model = 1 if plan is None else plan.num_shards
+
     facts = {
         "the training data": data_fingerprint,
         **evaluation_facts(eval_sets),
         "the number of ranks that hold one model": ranks_of_a_model,
     }
+
     if config.train.exact == "elastic":
         facts |= {f"the {name}": value for name, value in platform_facts(ddp.device).items()}
+
     check_same_data(ddp, facts)
 
     loader: AnyLoader = ddp.loader(  # type: ignore[assignment]
@@ -465,6 +496,7 @@ def _build_data(
         compare=False,  # that was done for all data at once
         **loading_options(config, task),
     )
+
     loader.count_tokens = task.num_tokens
     return loader, make_eval_loaders(config, task, ddp, eval_sets), data_fingerprint
 
@@ -483,6 +515,7 @@ def leave_default_stream(device: torch.device, step_kind: str) -> None:
     built: autograd remembers each parameter's first stream."""
     if device.type != "cuda" or step_kind not in CAPTURING:
         return
+
     if torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.default_stream(device))
@@ -502,6 +535,7 @@ def _warn_about_data(
             f"the last batch of every epoch has one sample ({num_samples} samples in batches of {batch_size}): "
             "BatchNorm has no statistics for it, and some of its layers refuse it; choose another batch size"
         )
+
     has_no_epochs = loader.stream_state() is not None
     if has_no_epochs and not config.checkpoint.every_steps and ddp.is_main_process():
         log.warning(
@@ -541,6 +575,7 @@ def count_steps(job: Job, train: TrainConfig, progress: Progress) -> int:
     stopped = progress.stopped
     if stopped is None or stopped["unit"] != length["unit"]:
         return steps_of_settings(job, train, progress)
+
     # Not by the number of steps, which a smaller batch raises, too.
     is_longer = length["length"] > stopped["length"]
     return steps_of_settings(job, train, progress) if is_longer else progress.step
@@ -559,11 +594,13 @@ def steps_of_settings(job: Job, train: TrainConfig, progress: Progress) -> int:
     changed the batch since, the remaining epochs have a different number of steps."""
     if train.steps is not None:
         return train.steps
+
     if isinstance(job.loader, StreamLoader):
         raise UsageError(
             f"the length of the stream {job.loader.name} is unknown, so train.epochs does not say how long to train",
             next_step="give --train.steps",
         )
+
     epochs_left = (train.epochs or 1) - progress.cursor.epoch
     if epochs_left <= 0:
         return progress.step

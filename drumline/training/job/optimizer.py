@@ -101,6 +101,7 @@ def _make_named(
     pool = {"params": groups, "lr": lr, **settings}
     optimizer = build_accepted(kind, pool, options=options, what=f"the optimizer {optim.name}")
     check_steps(optimizer)
+
     return optimizer
 
 
@@ -142,6 +143,7 @@ def _make_muon(
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
+
     matrices = [p for p in trained if p.ndim == 2 and id(p) not in embeddings]
     pool = {
         "params": matrices,
@@ -149,12 +151,14 @@ def _make_muon(
         "weight_decay": optim.weight_decay,
         "adjust_lr_fn": "match_rms_adamw",
     }
+
     muon = build_accepted(Muon, pool, options=options, what="the optimizer muon")
 
     chosen = {id(p) for p in matrices}
     rest = decayed_groups([p for p in trained if id(p) not in chosen], optim.weight_decay)
     if not rest:
         return MuonAndAdamW(muon)
+
     return MuonAndAdamW(muon, AdamW(rest, lr=lr, betas=optim.betas, eps=optim.eps))
 
 
@@ -163,12 +167,14 @@ def optimizer_class(name: str) -> type[Optimizer]:
     built_in: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW}
     if name in built_in:
         return built_in[name]
+
     module, _, last = name.rpartition(".")
     kind = load_class(name if ":" in name else f"{module}:{last}")
     if not issubclass(kind, Optimizer):
         raise UsageError(
             f"{name} is not a torch optimizer", next_step="name a subclass of torch.optim.Optimizer"
         )
+
     return kind
 
 
@@ -180,6 +186,7 @@ def decayed_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> l
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
+
     return [group for group in groups if group["params"]]
 
 
@@ -187,6 +194,7 @@ def _parsed(value: Any) -> Any:
     """An option as torch takes it: `0.9,0.99` is a tuple of numbers."""
     if not isinstance(value, str) or "," not in value:
         return value
+
     try:
         return tuple(map(float, value.split(",")))
     except ValueError:
@@ -202,6 +210,7 @@ def check_steps(optimizer: Optimizer) -> None:
             f"{name}.step() needs a closure that computes the loss again, and an engine step computes it once",
             next_step="use an optimizer without one, or a loop of your own (docs/own-loop.md)",
         )
+
     if any("lr" not in group for group in optimizer.param_groups):
         raise UsageError(
             f"{name} has a parameter group without lr, which the schedule sets",
@@ -231,11 +240,13 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and id(parameter) not in held
     ]
+
     if left_out:
         raise UsageError(
             f"{maker} leaves out parameters that get gradients: {join_names(left_out, most=NAMED)}",
             next_step="add them to a group, or freeze them in model() with requires_grad=False",
         )
+
     check_steps(optimizer)
 
 
@@ -246,9 +257,11 @@ def find_uncapturable(optimizer: Optimizer, on_nan: str) -> str | None:
     name = type(optimizer).__name__
     if on_nan == "skip" and not leaves_out_itself(optimizer):
         return f"{name} is not fused, so --train.on_nan skip waits for the device in every step"
+
     if isinstance(optimizer, SGD):
         is_fused = all(group["fused"] for group in groups)
         return None if is_fused else f"{name} reads its rate on the host unless it is fused"
+
     is_capturable = all("capturable" in group for group in groups)
     return None if is_capturable else f"{name} reads its rate on the host"
 
@@ -324,8 +337,10 @@ class LearningRates:
         self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
         self.peak = max(self._peaks)
         """The highest rate of a group."""
+
         self.num_rates = len(set(self._peaks))
         """How many different peaks the groups have."""
+
         self._highest_group = self._peaks.index(self.peak)
 
     def highest(self) -> float:
@@ -337,6 +352,7 @@ class LearningRates:
         """Before optimizer step `step`, counted from 0. A rate on the device is overwritten there,
         without waiting."""
         factor = self.factor(step, total_steps)
+
         # Looked up each time: loading a state replaces the groups.
         for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
             if isinstance(group["lr"], Tensor):
@@ -349,11 +365,13 @@ class LearningRates:
         factor = self._schedule(step, total_steps)
         if factor is None:
             return rate_factor(self._optim, step, total_steps=total_steps)
+
         if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
             raise UsageError(
                 f"schedule({step}, {total_steps}) returned {factor!r}, not a factor of 0 or more",
                 next_step="return a number that every group's lr is multiplied by, or None for --optim.schedule",
             )
+
         return float(factor)
 
 
@@ -382,6 +400,7 @@ def rate_factor(optim: OptimConfig, step: int, *, total_steps: int) -> float:
             falling = 0.5 * (1.0 + math.cos(math.pi * done))
         case _:
             assert_never(optim.schedule)
+
     return optim.final_lr_ratio + (1.0 - optim.final_lr_ratio) * falling
 
 
@@ -421,6 +440,7 @@ class FiniteSteps:
         self.counts = torch.zeros(2, dtype=meter.dtype, device=meter.loss.device)
         """Since the last reset: the number of non-finite steps, and of steps since the first of
         them."""
+
         self._num_bad, self._num_since = self.counts.unbind()
         self._bad = torch.zeros((), device=meter.loss.device)
         self._meter = meter
@@ -434,9 +454,11 @@ class FiniteSteps:
         self._is_sharded = is_sharded
         self._agrees = decides and is_sharded
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
         # An optimizer on the host would have to wait for the number, which is on the device.
         is_here = all(p.device == self._bad.device for p in parameters)
         is_fused = waits_for_device and is_here and leaves_out_itself(optimizer)
+
         # `skip` waits if there is no other way: it must not apply the update.
         self._decides_here = decides and not is_fused and (self.skips or not waits_for_device)
         if decides and is_fused:
@@ -444,11 +466,13 @@ class FiniteSteps:
 
         self.keeps_weights = scaler is not None or self._decides_here or (decides and is_fused)
         """Whether the weights stay finite after a non-finite loss."""
+
         if self.skips or scaler is not None:
             begin_momentum(optimizer, parameters)
 
     grad_norm: Tensor | None = None
     """Of the latest step, before clipping; on the device. None: gradients are not clipped."""
+
     agree: Callable[[], object] | None = None
     """Collective, before an update: whether all ranks have their gradients, where others may
     continue without one."""
@@ -468,6 +492,7 @@ class FiniteSteps:
                 self._kept_sums = self._meter.keep()
             if not isinstance(weight, Tensor):
                 weight = torch.full((), weight, dtype=self.counts.dtype, device=self.counts.device)
+
         self._meter.add(total, weight, metrics)
 
     def spread(self, scaled: Tensor, total: Tensor) -> Tensor:
@@ -505,6 +530,7 @@ class FiniteSteps:
         themselves."""
         if self.agree is not None:
             self.agree()
+
         if self._scaler is not None:
             skipped = self._left_out_by(self._scaler) if self.skips else None
             self._scaler.step(self._optimizer)
@@ -534,4 +560,5 @@ class FiniteSteps:
             torch.where(is_skipped, before, now) if before.shape == now.shape else before
             for before, now in pairs
         ]
+
         self._buffers.put_back(chosen)

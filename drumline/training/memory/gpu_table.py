@@ -49,8 +49,10 @@ def gpu_memory(names: Sequence[str]) -> dict[str, int]:
                 f"--gpu {name}: there is no such GPU; {did_you_mean(name, GPUS)}",
                 next_step="give its memory in GiB instead, as in --gpu 24",
             )
+
         if gpu is None:
             memory_by_name[f"{name} GiB"] = int(float(name) * 2**30)
         else:
             memory_by_name[name.lower()] = int(gpu.memory_gib * 2**30)
+
     return memory_by_name

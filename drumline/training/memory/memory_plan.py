@@ -40,14 +40,17 @@ from drumline.training.tasks.base import Task
 MemoryAt = Callable[[MemoryMoment], dict[str, int]]
 MODES = ("ddp", "zero1", "hsdp", "fsdp")
 """The cheapest first: each sends more, or over slower links, than the one before."""
+
 # cuBLAS has one for the forward pass and one for the thread of the backward pass, of this size from
 # Hopper on.
 WORKSPACES = 2 * 32 * MIB
 MARGIN = 0.05
 """The part of a GPU's memory that stays free, for fragmentation."""
+
 OUTSIDE = GIB
 """What a process takes on a GPU besides torch's tensors: CUDA itself, its kernels, NCCL's
 buffers."""
+
 # Gathered blocks and reduced ones that fully_shard holds at a time, by phase. Forward: the gathered
 # block and its message, or two messages. Backward: the gathered block, the message of the next one,
 # that of the gradients before it.
@@ -70,6 +73,7 @@ class RankMemory:
     optimizer: int
     activations: int
     """With the micro-batches on the device, temporary tensors and workspaces."""
+
     communication: int
     """Buckets, gathered parameters and messages."""
 
@@ -89,9 +93,11 @@ class RecomputePlan:
 
     blocks: str
     """`12 x Block`."""
+
     world_size: int
     total: int
     """The bytes of a rank at the peak of a step, with it."""
+
     total_without: int
     saving: float
     """The part of the activations that is saved."""
@@ -109,6 +115,7 @@ class MemoryPlan:
     ranks: Sequence[RankMemory]
     impossible: Mapping[int, str] = field(default_factory=dict)
     """World sizes that the batch cannot be split over, with the reason."""
+
     recompute: RecomputePlan | None = None
     """None: without activation checkpointing."""
 
@@ -119,6 +126,7 @@ class MemoryPlan:
             for rank_memory in self.ranks
             if rank_memory.world_size == world_size and rank_memory.fits(memory)
         }
+
         return next((fitting[mode] for mode in MODES if mode in fitting), None)
 
 
@@ -135,6 +143,7 @@ def plan_memory(
             "--train.exact elastic and --dist.sync are not planned",
             next_step="measure it on a GPU: drumline find-batch TASK",
         )
+
     dist = config.dist
     data = task.train_data()
     ranks: list[RankMemory] = []
@@ -198,6 +207,7 @@ def _memory_at_peak(step: StepMemory, setup: _Setup) -> RankMemory:
     memory_at = _in_replicas(step, setup) if setup.mode == "ddp" else _in_shards(step, setup)
     peak = max(map(memory_at, step.moments), key=lambda parts: sum(parts.values()))
     peak["activations"] += NUM_AHEAD * step.batch_bytes + WORKSPACES
+
     return RankMemory(
         mode=setup.mode,
         world_size=setup.world_size,
@@ -216,6 +226,7 @@ def _compare_without(
     without = _memory_at_peak(step, setup)
     activations = memory.activations - WORKSPACES
     activations_without = without.activations - WORKSPACES
+
     return RecomputePlan(
         blocks=blocks,
         world_size=memory.world_size,
@@ -246,6 +257,7 @@ def _first_micro_batch(config: Config, task: Task, data: Any, world_size: int) -
         accumulate=batch.accumulate,
         micro_batch_size=batch.micro_batch_size,
     )
+
     make: Any = StreamLoader if is_stream(data) else IndexedLoader
     options = LoadingOptions(collate=task.collate)
     loader = make(
@@ -255,6 +267,7 @@ def _first_micro_batch(config: Config, task: Task, data: Any, world_size: int) -
         seed=config.train.seed,
         options=options,
     )
+
     try:
         length = min(batch.size, loader.num_samples or batch.size)
         spans = plan_step(Cursor(), length=length, sharding=sharding).spans
@@ -271,6 +284,7 @@ def _in_replicas(step: StepMemory, setup: _Setup) -> MemoryAt:
     accumulates = setup.micro.accumulates
     has_buckets = setup.world_size > 1
     communication = trained if has_buckets and accumulates else 0
+
     if has_buckets and dist.comm == "powersgd":
         communication += trained  # what the last step left out
     elif has_buckets and dist.comm != "none":
@@ -303,16 +317,19 @@ def _in_shards(step: StepMemory, setup: _Setup) -> MemoryAt:
     for parameter in step.parameters:
         sizes[parameter.in_block] += parameter.num_bytes
         trained += parameter.num_bytes * step.gathered if parameter.is_trained else 0
+
     rest = sizes.pop(None, 0) * step.gathered
     block = max(sizes.values(), default=0) * step.gathered
 
     dist = setup.dist
     accumulates = setup.micro.accumulates
     is_zero1 = setup.mode == "zero1"
+
     # each micro-batch by itself, and adds up shards
     reduces_each = dist.shard_dtype != "fp32"
     gathered = rest + sizes.total() * step.gathered if is_zero1 else rest
     copies = MESSAGES if is_zero1 else GATHERED
+
     weights, gradients, optimizer = _shard_bytes(
         step.parameters, setup.num_shards, on_host=dist.offload_optimizer
     )
@@ -321,12 +338,14 @@ def _in_shards(step: StepMemory, setup: _Setup) -> MemoryAt:
         whole = 0.0
         reduced = 1.0
         communication = 0.0
+
         if moment.phase != "optimizer":
             whole = min(moment.gradients, rest + block)
             if accumulates and is_zero1 and not reduces_each:
                 whole = trained
             if not accumulates:
                 reduced = moment.gradients / max(1.0, trained)
+
             communication = gathered + (copies[moment.phase] * block if moment.in_blocks else 0)
 
         return {
@@ -351,12 +370,14 @@ def _shard_bytes(
     weights = 0
     gradients = 0
     optimizer = 0
+
     for parameter in () if on_host else parameters:
         shard_bytes = rounded(parameter.part(parameter.num_bytes, num_shards))
         weights += shard_bytes
         gradients += shard_bytes if parameter.is_trained else 0
         states = (parameter.part(size, num_shards) for size in parameter.state_bytes)
         optimizer += sum(map(rounded, states))
+
     return weights, gradients, optimizer
 
 
@@ -379,6 +400,7 @@ def settle_mode(
     else:
         memory = _smallest_memory(ddp)
         chosen = _choose(config, task_class, ddp, memory) if ddp.is_main_process() else None
+
         mode, reason = broadcast_json(chosen)
         if mode is None:  # on every rank, so that none waits for the others
             raise UsageError(
@@ -387,6 +409,7 @@ def settle_mode(
 
     if ddp.is_main_process():
         note(f"dist.mode auto is {mode}: {reason}")
+
     return replace(config, dist=replace(config.dist, mode=mode))
 
 
@@ -430,6 +453,7 @@ def choose_mode(
     plan = plan_memory(config, task, worlds=[world_size], ranks_per_node=ranks_per_node)
     if world_size in plan.impossible:
         raise UsageError(plan.impossible[world_size])
+
     fit = "the cheapest that fits"
     chosen = plan.cheapest(world_size, memory)
     if chosen is None:

@@ -54,10 +54,13 @@ class MemoryMoment(NamedTuple):
 
     phase: str
     """forward, backward or optimizer."""
+
     in_blocks: bool
     """Whether a block of the model is computed, and not what comes before or after them."""
+
     live: int
     """Activations, the micro-batch and temporary tensors."""
+
     gradients: int
     """Of parameters whose gradient is complete."""
 
@@ -70,8 +73,10 @@ class TracedParameter:
     num_elements: int
     rows: int
     """Of its first dimension, by which it is sharded."""
+
     state_bytes: tuple[int, ...]
     """Of the tensors of its optimizer state that have its shape, and are sharded as it is."""
+
     is_trained: bool
     in_block: int | None
 
@@ -88,8 +93,10 @@ class StepMemory:
     buffer_bytes: int
     scalar_bytes: int
     """Of the optimizer state that has no parameter's shape, and is on every rank."""
+
     gathered: float
     """The size of a gathered parameter, relative to its own type."""
+
     batch_bytes: int
     moments: tuple[MemoryMoment, ...]
 
@@ -107,6 +114,7 @@ class FakeJob:
         wrap = config.dist.wrap or ()
         if config.model.activation_checkpointing:
             recompute_blocks(self._model, config.model.activation_checkpointing, wrap)
+
         with self._faked():
             _give_fake_tensors(self._model)
             optimizer = optimizer_of(task, self._model, config.optim, lr=config.optim.lr)
@@ -114,6 +122,7 @@ class FakeJob:
             temporary = _take_steps(self._model, optimizer)
             self._parameters = tuple(_parameters(self._model, optimizer, self._blocks))
             self._buffers = sum(map(_on_device, self._model.buffers()))
+
             self._scalars = sum(
                 _on_device(value)
                 for parameter, state in optimizer.state.items()
@@ -142,15 +151,20 @@ class FakeJob:
             data = pytree.tree_map_only(
                 Tensor, lambda leaf: self._mode.from_tensor(leaf).clone(), batch
             )
+
             batch_bytes = trace.live
             with make_autocast(self._precision, DEVICE):
                 loss = loss_function(self._task)(self._model, data)
+
             trace.phase = "backward"
+
             # On this thread: torch has threads for the GPUs of this machine only.
             with torch.autograd.set_multithreading_enabled(False):
                 loss.total.backward()  # type: ignore[no-untyped-call]
+
             for parameter in self._model.parameters():
                 parameter.grad = None
+
         return StepMemory(
             parameters=self._parameters,
             buffer_bytes=self._buffers,
@@ -221,9 +235,11 @@ def _take_steps(model: nn.Module, optimizer: Optimizer) -> int:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.empty_like(parameter)
+
     optimizer.step()
     with _MemoryTrace() as trace:
         optimizer.step()
+
     optimizer.zero_grad(set_to_none=True)
     return 0 if is_fused else max((moment.live for moment in trace.moments), default=0)
 
@@ -234,6 +250,7 @@ def _parameters(
     block_of = {
         parameter: number for number, block in enumerate(blocks) for parameter in block.parameters()
     }
+
     for parameter in model.parameters():
         states = optimizer.state.get(parameter, {}).values()
         yield TracedParameter(
@@ -281,9 +298,11 @@ class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
             # its gradient is added up in fp32, and there is a sum for each row
             query = args[1]
             inside = 4 * (query.numel() + query.shape[:-1].numel())
+
         self.moments.append(
             MemoryMoment(self.phase, self.in_blocks, self.live + inside, self._gradients)
         )
+
         return result
 
     def keep_gradient(self, parameter: Tensor) -> None:
@@ -330,8 +349,10 @@ def _watched(model: nn.Module, blocks: Iterable[nn.Module], trace: _MemoryTrace)
         for parameter in model.parameters()
         if parameter.requires_grad
     ]
+
     for block in blocks:
         handles += [block.register_forward_pre_hook(begin), block.register_forward_hook(end)]
+
     yield
     for handle in handles:
         handle.remove()
@@ -348,6 +369,7 @@ def _as_on_gpu() -> Iterator[None]:
     changed |= {name: _in_fp32(getattr(functional, name)) for name in IN_FP32}
     originals = {name: getattr(functional, name) for name in changed}
     vars(functional).update(changed)
+
     try:
         yield
     finally:
@@ -390,4 +412,5 @@ def _attention(
     scale = options.get("scale")  # the other one, enable_gqa, changes no size
     if inputs[0].dtype.itemsize == 2 and attn_mask is None:
         return flash_attention(*inputs, dropout_p, is_causal, False, scale=scale)[0]
+
     return efficient_attention(*inputs, None, True, dropout_p, is_causal, scale=scale)[0]

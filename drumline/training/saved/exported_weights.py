@@ -33,6 +33,7 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool) ->
     contents = f"{plural(len(weights), 'tensor')}, {file_size(size)}"
     if averaged:
         contents += ", averaged (EMA)"
+
     has_other_average = not averaged and average_in(snapshot) is not None
     with state.translated("progress"):
         text = model_card(
@@ -49,6 +50,7 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool) ->
             file.writelines(tensor_file.stream(weights))
             file.flush()
             os.fsync(file.fileno())
+
         replace_text(card, text)
     except OSError as error:
         reason, next_step = catalog.explain_os_error(error, folder=to.parent, needed=size)
@@ -59,6 +61,7 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool) ->
     summary = f"step {step}: {contents}"
     if has_other_average:
         summary += ", as trained; --ema exports their average (EMA), which evaluate and predict use"
+
     return summary
 
 
@@ -68,6 +71,7 @@ def weights_in(snapshot: store.Snapshot, *, averaged: bool) -> dict[str, Tensor]
     with state.translated("model"):
         tensors = snapshot.tensors["model"]
         aliases = snapshot.documents["model"]["aliases"]
+
         average = average_in(snapshot) if averaged else {}
         if average is None:
             raise UsageError(
@@ -78,8 +82,10 @@ def weights_in(snapshot: store.Snapshot, *, averaged: bool) -> dict[str, Tensor]
         weights = dict(tensors)
         for name, tensor in average.items():
             weights[name] = tensor.to(tensors[name].dtype)
+
         for name, stored in aliases.items():
             weights[name] = weights[stored]
+
         return weights
 
 
@@ -87,12 +93,14 @@ def average_in(snapshot: store.Snapshot) -> dict[str, Tensor] | None:
     """The average of the weights that a hook such as EMA has saved; None: there is none."""
     tensors = snapshot.tensors.get(HOOKS_FILE, {})
     names = snapshot.tensors["model"].keys()
+
     # Of several, evaluations are of the last.
     for entry in reversed(snapshot.documents.get(HOOKS_FILE, [])):
         saved = decode_state(entry["state"], tensors.__getitem__)
         average = saved.get("average") if isinstance(saved, dict) else None
         if isinstance(average, dict) and average and average.keys() <= names:
             return average
+
     return None
 
 
@@ -114,6 +122,7 @@ def model_card(
     environment = Environment(keep_trailing_newline=True)  # noqa: S701 - Markdown, made harmless by `plain`
     environment.filters["plain"] = _plain
     template = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
+
     return environment.from_string(template).render(
         task=facts["task"].rpartition("/")[2],
         record=record,

@@ -61,6 +61,7 @@ class SavedRun:
     progress: Progress
     spec: str
     """The task as the user named it."""
+
     task: type[Task]
     config: Config
 
@@ -88,6 +89,7 @@ def open_run(
     progress = Progress(document["step"], Cursor(**document["cursor"]))
 
     spec = task if isinstance(task, str) else str(facts["task"])
+
     # Without a task of the user's the code is imported that the checkpoint names.
     task_class = task if isinstance(task, type) else load_task(spec)
     check_constructor(task_class)
@@ -106,6 +108,7 @@ def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path
         raise UsageError(
             f"there is no checkpoint {which!r}", next_step="name it best, last, or by its step"
         )
+
     if which in ("best", "last"):
         newest, skipped = catalog.newest_valid(root, check_contents)
         reasons = [f"{entry.path.name} was skipped: {entry.reason}" for entry in skipped]
@@ -114,10 +117,12 @@ def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path
                 as_list(f"there is no complete checkpoint in {run}", reasons),
                 next_step="rerun its command until it saves, or give another run",
             )
+
         if which == "last":
             if reasons and prints:
                 print_message(f"{'; '.join(reasons)}; {newest.name} is used as the last checkpoint")
             return newest
+
         which = _best_step(RunFolder(run), newest, reasons)
 
     path = root / catalog.folder_name(int(which))
@@ -127,6 +132,7 @@ def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path
             f"{run} has no checkpoint of step {which}",
             next_step=f"choose one of its steps: {steps}",
         )
+
     catalog.verify(path)
     check_contents(path)
     return path
@@ -140,6 +146,7 @@ def fetched_run(url: str, which: str | int) -> Iterator[Path]:
         checkpoints = run.checkpoints()
         root = folder / CHECKPOINTS
         complete = checkpoints.complete
+
         if which in ("best", "last"):
             newest, _ = run.restore_newest(checkpoints, root)
             progress = catalog.read_document(root / catalog.folder_name(newest), "progress")
@@ -156,6 +163,7 @@ def fetched_run(url: str, which: str | int) -> Iterator[Path]:
                 f"{url} has no checkpoint {which}",
                 next_step=f"choose last, or one of its steps: {steps}",
             )
+
         yield folder
 
 
@@ -164,6 +172,7 @@ def _best_step(run: RunFolder, newest: Path, reasons: Sequence[str]) -> int:
     root = run.checkpoints
     progress = catalog.read_document(newest, "progress")
     facts = progress["facts"]
+
     metric = facts.get("best_metric")
     if metric is None:
         step = _best_step_of_old_run(run, progress["step"])
@@ -177,6 +186,7 @@ def _best_step(run: RunFolder, newest: Path, reasons: Sequence[str]) -> int:
             as_list(problem, reasons) if reasons else problem,
             next_step='choose the last (--which last, which="last"), or one by its step',
         )
+
     return step
 
 
@@ -210,6 +220,7 @@ def load_model(saved: SavedRun, *, averaged: bool) -> nn.Module:
     miss."""
     with keeping_rng(torch.device("cpu")):
         model = saved.task(saved.config).model()
+
     snapshot = store.read(saved.checkpoint)
     state.load_model_state(model, weights_in(snapshot, averaged=averaged), {})
 
@@ -218,6 +229,7 @@ def load_model(saved: SavedRun, *, averaged: bool) -> nn.Module:
             f"loaded step {saved.step} of {saved.checkpoint.parents[1]}: the weights as trained; ema=True loads their "
             "average (EMA), which evaluate and predict use"
         )
+
     return model.eval()
 
 
@@ -230,11 +242,13 @@ def evaluation_data(task: Task, data: str | None) -> dict[str, Any]:
         return evaluation_sets(task)
     if is_class_spec(data) and not Path(data).exists():
         return {"": dataset_for(config, data, "eval")}
+
     if not Path(data).exists():
         raise UsageError(
             f"there is no file or folder {data} (looked in {Path.cwd()})",
             next_step="name the data, or a dataset of your own as path/to/file.py:Class",
         )
+
     moved = replace(config, data=replace(config.data, dir=data))
     return evaluation_sets(type(task)(moved))
 
@@ -255,6 +269,7 @@ def evaluate_run(saved: SavedRun, ddp: RunManager, data: str | None = None) -> d
         restore_for_evaluation(job, saved)
         started = time.perf_counter()
         metrics = evaluate(job)
+
         return {
             "step": saved.step,
             "checkpoint": str(saved.checkpoint),
@@ -273,12 +288,14 @@ def restore_for_evaluation(job: EvaluationJob, saved: SavedRun) -> None:
     snapshot = None
     if job.ddp.is_main_process():
         snapshot = store.read(saved.checkpoint, only=("model", HOOKS_FILE))
+
     snapshot = store.broadcast(snapshot)
     state.restore_model(snapshot, job.model)
 
     run = saved.checkpoint.parents[1]
     hooks = make_hooks(job, saved.config, run, None, saved.step, saved.progress)
     hooks.restore(snapshot)
+
     for hook in hooks.defining("before_evaluation"):
         for moment in ("start", "before_evaluation"):
             hooks.call(moment, hook)
@@ -300,6 +317,7 @@ def predict_run(
     `evaluation_data`."""
     task = saved.task(with_local_data(saved.config, ddp))
     dataset = prediction_data(task, data)
+
     job = build_evaluation_job(saved.config, task, ddp, {"": dataset}, has_metrics=False)
     try:
         restore_for_evaluation(job, saved)
@@ -317,6 +335,7 @@ def prediction_data(task: Task, data: str | None) -> Any:
             f"{type(task).__name__}.eval_data() gives {count}",
             next_step="name a dataset: path/to/file.py:Class",
         )
+
     return sets[0]
 
 
@@ -329,6 +348,7 @@ def _predict(job: EvaluationJob, loader: EvaluationLoader, encode: Encoder) -> I
         while True:
             job.heartbeat.mark(Phase.EVALUATION)
             encoded = torch.empty(0, dtype=torch.uint8)
+
             batch = next(batches, None)
             if batch is not None:
                 with job.autocast:
@@ -339,6 +359,7 @@ def _predict(job: EvaluationJob, loader: EvaluationLoader, encode: Encoder) -> I
             sizes = gather_json(len(encoded))
             if not any(sizes):
                 break
+
             for part in gather_on_main(encoded, sizes):
                 if len(part):
                     yield part.numpy().tobytes()
@@ -364,16 +385,20 @@ def rows_of(outputs: Any, size: int) -> list[Any]:
         names = list(map(str, outputs))
         rows = rows_of(tuple(outputs.values()), size)
         return [dict(zip(names, row, strict=True)) for row in rows]
+
     if isinstance(outputs, tuple) and outputs:
         columns = [rows_of(part, size) for part in outputs]
         return [list(row) for row in zip(*columns, strict=True)]
+
     if isinstance(outputs, Tensor | np.ndarray):
         _check_samples(outputs, size)
         return list(outputs.tolist())
+
     if isinstance(outputs, list) and len(outputs) == size:
         arrays = (Tensor, np.ndarray, np.generic)
         plain: list[Any] = pytree.tree_map_only(arrays, lambda leaf: leaf.tolist(), list(outputs))
         return plain
+
     raise _unusable(f"a {type(outputs).__name__}", size)
 
 
@@ -397,11 +422,13 @@ def as_array(outputs: Any, size: int) -> bytes:
             f"predict() returned a {type(outputs).__name__}, and a .npy file holds one array",
             next_step="give --to a name that ends in .jsonl, or return one tensor",
         )
+
     _check_samples(outputs, size)
     if isinstance(outputs, Tensor):
         if outputs.dtype is torch.bfloat16:  # numpy has no such type
             outputs = outputs.float()
         outputs = outputs.cpu().numpy()
+
     file = io.BytesIO()
     np.save(file, outputs, allow_pickle=False)
     return file.getvalue()
@@ -424,12 +451,14 @@ def write_array(file: BinaryIO, parts: Iterator[bytes]) -> int:
                 f"{list(array.shape[1:])}, and a .npy file holds one array",
                 next_step="give --to a name that ends in .jsonl",
             )
+
         file.write(array.tobytes())
         count += len(array)
 
     if first is not None:
         file.seek(0)
         _write_header(file, first, count)
+
     return count
 
 

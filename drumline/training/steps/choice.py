@@ -50,18 +50,25 @@ class StepOptions:
 
     chosen: str | None = None
     """The earlier choice of `auto` in this run."""
+
     num_steps: int = sys.maxsize
     """How many are left."""
+
     is_default: bool = False
     """The run did not ask for `auto`."""
+
     uncaptured: str | None = None
     """Why not to capture steps, as the end of a sentence."""
+
     failed: Sequence[str] = ()
     """The kinds in whose trial an earlier start has failed."""
+
     on_trial: Callable[[str], None] = _ignore
     """Gets each kind but the first before it is tried, and then nothing: the trials have ended."""
+
     on_choice: Callable[[str], None] = _ignore
     """Gets a new choice of `auto`."""
+
     note: Callable[[str], None] = _ignore
     """Logs a message."""
 
@@ -77,6 +84,7 @@ def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook], *, is_default: 
         is_unknown = type(hook) not in (EMA, EarlyStopping, LogSamples)
         if isinstance(hook, Unfreeze) or (is_default and is_unknown):
             return f"the hook {type(hook).__name__} may change what a step computes"
+
     if config.dist.sync != "step" and job.sync is not None:
         return "replicas synchronize between steps (--dist.sync)"
     if config.dist.comm == "powersgd" and job.comm is not None:
@@ -90,6 +98,7 @@ def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook], *, is_default: 
         return "the parameters in use may change (--dist.find_unused_parameters)"
     if job.ddp.backend == "gloo":
         return "gloo reduces the gradients, on the host"
+
     return find_hook(job.model, job.optimizer)
 
 
@@ -106,13 +115,16 @@ def make_step(job: Job, config: Config, options: StepOptions = NO_OPTIONS) -> An
 
     uncapturable = options.uncaptured or find_uncapturable(job.optimizer, config.train.on_nan)
     kinds = _step_kinds(job, config, captures=uncapturable is None)
+
     kind: str | None = job.step_kind
     if kind == "auto":
         kind = options.chosen
         if kind not in kinds:
             return _try_kinds(job, kinds, options, uncapturable)
+
     if kind not in kinds:
         raise _unavailable(job, kinds, uncapturable, options)
+
     return kinds[kind]()
 
 
@@ -135,6 +147,7 @@ def _step_kinds(job: Job, config: Config, *, captures: bool) -> StepKinds:
     if captures and job.ddp.device.type == "cuda":
         kinds["graph"] = lambda: GraphStep(eager(), job)
         kinds["compiled_graph"] = lambda: GraphStep(compiled_loss(), job)
+
     return kinds
 
 
@@ -148,6 +161,7 @@ def _try_kinds(
             f"{kind} steps are not tried: the run failed at an earlier start while it tried them "
             "(remove step-trial.txt from the run folder to try them again)"
         )
+
     # By a part of the name: compiled_graph needs the memory of both others.
     tried = {
         name: make
@@ -161,8 +175,10 @@ def _try_kinds(
             f"steps run as eager: {options.num_steps} are too few to try others (--train.step auto tries them)"
         )
         return kinds["eager"]()
+
     if job.ddp.device.type == "cuda" and uncapturable is not None:
         options.note(f"captured steps are left out: {uncapturable}")
+
     return AutoStep(tried, job, options)
 
 
@@ -175,6 +191,7 @@ def _unavailable(
         reason = f"cannot capture the steps of this run: {uncapturable}"
         if options.uncaptured is None:
             choices += ", or another optimizer"
+
     return UsageError(
         f"--train.step {job.step_kind} {reason}", next_step=f"choose one of {choices}"
     )
@@ -191,6 +208,7 @@ class TrialFile(AbstractContextManager["TrialFile"]):
         recorded = []
         with suppress(OSError, ValueError):
             recorded = read_regular(path).decode().split()
+
         failed = [kind for kind in (*COMPILED, "graph") if kind in recorded]
         self.failed: list[str] = broadcast_json(failed)
 
@@ -216,6 +234,7 @@ class AutoStep:
         self._not_tried = ""
         self._seconds: dict[str, float] = {}
         """Of all ranks, per sample, by kind."""
+
         self._is_settled = False
         self._try_next()
 
@@ -231,17 +250,20 @@ class AutoStep:
         except torch.OutOfMemoryError as error:
             if not self._seconds:
                 raise
+
             reason = str(error).partition(". GPU")[0]
             raise TrialError(
                 f"out of memory while --train.step auto tried {self._name}: {reason}",
                 next_step="rerun the same command to resume: it does not try it again",
             ) from error
+
         self._count(step, begin)
 
     def _try_next(self) -> None:
         self._name = next(iter(self._left))
         if self._seconds:
             self._options.on_trial(self._name)
+
         self._step = self._left.pop(self._name)()
         self._num_taken = 0
         self._num_samples = 0
@@ -252,6 +274,7 @@ class AutoStep:
         self._num_taken += 1
         if self._num_taken <= WARM_UP_STEPS:
             return
+
         self._times.append((begin, _time_point(self._device)))
         self._num_samples += step.plan.global_size
         if len(self._times) < TIMED_STEPS:
@@ -268,6 +291,7 @@ class AutoStep:
         fastest = min(self._seconds, key=self._seconds.__getitem__)
         if fastest == self._name:
             self._fastest_step = self._step
+
         self._step = self._fastest_step  # frees the memory of the slower one's graphs
         if self._left:
             self._try_next()
@@ -295,6 +319,7 @@ class AutoStep:
         del self._fastest_step
         if fastest not in CAPTURED and not self._seconds.keys().isdisjoint(CAPTURED):
             set_capturable(self._job.optimizer, self._job.group_settings, is_on=False)
+
         self._options.on_trial("")
         self._options.on_choice(fastest)
 
@@ -302,6 +327,7 @@ class AutoStep:
             f"{kind} {seconds / self._seconds[fastest]:.2f}"
             for kind, seconds in self._seconds.items()
         ]
+
         self._options.note(
             f"steps run as {fastest}, the fastest here; time per step relative to it: {', '.join(ratios)}"
             f"{self._not_tried}"

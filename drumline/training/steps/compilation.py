@@ -31,6 +31,7 @@ from drumline.watch.heartbeat import COMPILE_FACTOR, Phase
 FIRST_STEPS = 5
 """Shapes that vary lead to a second, more general compilation in the first steps, which is
 usual."""
+
 _AFTER_BREAK = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 _ID = re.compile(r"^[\[\]!\d/_]+: ")
 _MOST_OF_REASON = 200
@@ -50,9 +51,11 @@ def compiled_step(job: Job, **settings: Any) -> eager.AnyStep:
         if step.plan.global_size != job.batch.size:
             short(step)
             return
+
         if not is_compiled:
             step = _compile_before(step, full.compute_loss, job)
             is_compiled = True
+
         full(step)
 
     return take
@@ -64,6 +67,7 @@ def _compile_before(step: Step, compute_loss: eager.LossFunction, job: Job) -> S
     the job changes. Returns the same step, whose micro-batches are still to be taken."""
     ddp = job.ddp
     first = next(step.micro_batches)
+
     # to the watchdog a rank that still waits for its batch is behind this one
     job.heartbeat.next_micro()
     job.heartbeat.mark(Phase.FORWARD)
@@ -72,6 +76,7 @@ def _compile_before(step: Step, compute_loss: eager.LossFunction, job: Job) -> S
         marks.is_usual_until = job.heartbeat.step + FIRST_STEPS
 
     before = _counts()
+
     # Under DDP, by whose buckets the compiler splits the graph, but without its all-reduce.
     applied = job.applied
     local = applied.no_sync() if isinstance(applied, DistributedDataParallel) else nullcontext()
@@ -79,18 +84,21 @@ def _compile_before(step: Step, compute_loss: eager.LossFunction, job: Job) -> S
         with job.autocast:
             loss = applied(compute_loss, first.data)
         (loss.total * 0.0).backward()
+
     job.optimizer.zero_grad(set_to_none=True)
 
     if ddp.world_size > 1:
         made = {name: count - before[name] for name, count in _counts().items()}
         _wait_for_ranks(job)
         everyone = gather_json({**made, "host": ddp.host})
+
         difference = find_difference(everyone)
         if ddp.is_main_process() and difference is not None:
             log.warning(
                 f"ranks differ in what torch.compile made of {type(job.task).__name__}.loss(): {difference}. Try: let "
                 "the loss do the same on every rank; TORCH_LOGS=graph_breaks,guards shows where it differs"
             )
+
     return step._replace(micro_batches=chain([first], step.micro_batches))
 
 
@@ -111,6 +119,7 @@ def _wait_for_ranks(job: Job) -> None:
     store = ddp.connection.store
     assert store is not None
     job.heartbeat.mark(Phase.COMPILED)
+
     # The watchdog, which names the rank, acts before.
     limit_s = COMPILE_FACTOR * ddp.train_timeout_s
     missing = wait_for_ranks(
@@ -120,6 +129,7 @@ def _wait_for_ranks(job: Job) -> None:
         ddp.world_size,
         limit_s=limit_s,
     )
+
     if missing:
         raise TrainingError(
             f"{named_ranks(missing)} did not finish torch.compile within {duration(limit_s)}",
@@ -134,6 +144,7 @@ def find_difference(everyone: Sequence[Mapping[str, Any]]) -> str | None:
         ", ".join(plural(rank_counts[name], noun) for name, noun in nouns.items())
         for rank_counts in everyone
     ]
+
     return by_rank(made, [counts["host"] for counts in everyone]) if len(set(made)) > 1 else None
 
 
@@ -144,6 +155,7 @@ def report_recompilations(context: RunContext, first_step: int) -> None:
     marks = ddp.connection.compilations
     recompilations = []
     reported: set[str] = set()
+
     if marks is not None:
         reported = marks.reported
         usual_until = max(marks.is_usual_until, first_step + FIRST_STEPS)
@@ -164,6 +176,7 @@ def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     newest: dict[Any, Any] = {
         metrics.compile_id: metrics for metrics in compilations() if metrics.co_name
     }
+
     for number, metrics in newest.items():
         if number not in began_at or not metrics.recompile_reason:
             continue
@@ -171,9 +184,11 @@ def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
         name = _AFTER_BREAK.sub(r"\1", metrics.co_name)
         file = Path(metrics.co_filename).name
         function = f"{name} ({file}:{metrics.co_firstlineno})"
+
         if metrics.co_filename == eager.__file__:
             # the task's loss, which is compiled inside a function of ours
             function = ""
+
         first_line = _ID.sub("", metrics.recompile_reason.partition("\n")[0])
         yield {
             "function": function,
@@ -197,6 +212,7 @@ def describe_recompilations(
         advice = "keep what changes from step to step in a tensor, not in a number or an attribute"
         if "size mismatch" in reason or ".size()" in reason or "stride" in reason:
             advice = "pad batches to a few fixed lengths, in the task's collate for example"
+
         yield (
             function,
             f"torch compiled {function or f'{task}.loss()'} again at step {record['step']} on "

@@ -61,9 +61,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
                 is_off = True
                 lines = (line.strip() for line in str(error).splitlines())
                 reason = next((line for line in lines if "Error" in line), repr(error))
+
                 log.warning(
                     f"steps are not compiled but run operation by operation, because torch.compile failed: {reason}"
                 )
+
         return function(*inputs, **options)
 
     return call

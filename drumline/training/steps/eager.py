@@ -102,6 +102,7 @@ class TrainStep:
         self._leader = 0
         self._num_ranks = job.ddp.world_size
         self._is_alone = False
+
         if job.sync is not None:
             replica = job.sync.groups
             self._group = replica.within
@@ -115,6 +116,7 @@ class TrainStep:
         self._check_reducer: Callable[[], None] | None = None
         self._own: Callable[..., list[Tensor]] = list
         self._clip: Callable[..., Tensor] = nn.utils.clip_grad_norm_
+
         if isinstance(applied, DistributedDataParallel):
             self._no_sync = applied.no_sync
             self._check_reducer = applied._check_reducer_finalized
@@ -145,6 +147,7 @@ class TrainStep:
                 if micro.is_last and self._num_ranks > 1:
                     weight, reduction = self._reduce(weight, step.plan.local_size)
                 self._backward(loss, scale if micro.size else 0.0)
+
             self._measure(loss, micro)
             if not micro.is_last:
                 self._heartbeat.mark(DATA)
@@ -154,6 +157,7 @@ class TrainStep:
             reduction.wait()
         if self._sends_buffers:
             self._buffers.broadcast(self._group, self._leader)
+
         self._update(None if weight is None else correction_for(weight, num_samples))
 
     def _reduce(
@@ -179,7 +183,9 @@ class TrainStep:
                     next_step="let loss() call model(...), or a module that --dist.wrap names, and nothing inside "
                     "them; or use --dist.mode ddp",
                 ) from error
+
             raise
+
         return loss
 
     def _check_all_reduced(self) -> None:
@@ -188,12 +194,14 @@ class TrainStep:
         the next forward pass."""
         if self._check_reducer is None:
             return
+
         try:
             self._check_reducer()
         except RuntimeError as error:
             names = names_without_gradient(error)
             if names is None:
                 raise
+
             is_static = getattr(self._applied, "static_graph", False)
             raise UnusedParametersError(
                 f"the loss does not use these parameters: {join_names(names, most=NAMED) or 'unknown'}",
@@ -224,15 +232,19 @@ class TrainStep:
         """The sum of the weights so far, on the device; None: the loss has none."""
         if self._is_weighted is None:
             self._is_weighted = weight is not None
+
         if self._is_weighted != (weight is not None):
             raise TrainingError(
                 "the task's Loss has a weight in some batches and none in others",
                 next_step="give every Loss a weight, or none",
             )
+
         if weight is None:
             return None
+
         if so_far is None:
             so_far = torch.zeros((), dtype=torch.float64, device=self._device)
+
         return so_far.add_(weight) if micro.size else so_far
 
     def _update(self, correction: Tensor | None) -> None:
@@ -240,6 +252,7 @@ class TrainStep:
         self._heartbeat.mark(OPTIMIZER)
         if self._scaler is not None and (self._clip_norm is not None or correction is not None):
             self._scaler.unscale_(self._optimizer)
+
         if correction is not None:
             gradients = self._own(p.grad for p in self._parameters if p.grad is not None)
             if gradients:
@@ -247,6 +260,7 @@ class TrainStep:
 
         if self._clip_norm is not None:
             self._finite.grad_norm = self._clip(self._parameters, self._clip_norm)
+
         self._finite.check(self._parameters)
         self._finite.take_optimizer_step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -282,6 +296,7 @@ class ElasticStep(TrainStep):
             "in elastic mode batch statistics belong to the shard",
             instead="or train without --train.exact elastic",
         )
+
         super().__init__(job, clip_norm=clip_norm)
         world_size = job.ddp.world_size
         self._seed = seed
@@ -323,6 +338,7 @@ class ElasticStep(TrainStep):
                     self._buffers_after_first = self._buffers.keep(self._buffers_after_first)
                 if shares_buffers and num_opened > 0:
                     self._buffers.put_back(self._buffers_before)
+
                 num_opened += 1
                 self._gradients.open_shard()
 
@@ -330,20 +346,25 @@ class ElasticStep(TrainStep):
             weights = self._add_shard_weight(weights, loss, micro, plan)
             if micro.is_last:
                 self._gradients.send_along(shard, plan.num_shards)
+
             self._backward(loss, 1 / plan.global_size)
             if micro.ends_shard:
                 self._gradients.close_shard(shard, plan.num_shards)
+
             self._measure(loss, micro)
             if not micro.is_last:
                 self._heartbeat.mark(DATA)
 
         self._heartbeat.mark(BACKWARD)  # a rank may have no shard of a short batch
+
         # From here on every rank calls the same collectives in the same order. Gradients come
         # first, since most ranks have already begun to send them.
         self._gradients.finish(plan.num_shards)
+
         self._agree_on_the_loss()
         if shares_buffers and num_opened > 1:
             self._buffers.put_back(self._buffers_after_first)
+
         self._buffers.broadcast()
         self._update(self._weight_correction(weights, plan))
 
@@ -358,8 +379,10 @@ class ElasticStep(TrainStep):
         shard_weight = self._add_weight(None, loss.weight, micro)
         if shard_weight is None:
             return None
+
         if weights is None:
             weights = shard_weight.new_zeros(plan.num_shards)
+
         weights[micro.shard] += shard_weight
         return weights
 
@@ -368,6 +391,7 @@ class ElasticStep(TrainStep):
         the sum over ranks only adds zeros, and every rank adds up the shards in the same order."""
         if not self._is_weighted:
             return None
+
         if weights is None:
             weights = torch.zeros(plan.num_shards, dtype=torch.float64, device=self._device)
         if self._num_ranks > 1:

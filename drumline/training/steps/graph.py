@@ -66,10 +66,12 @@ class ShapesSeen:
         """What to do with a step of this shape. A shape is observed before it is captured."""
         if key in self._observed:
             return "capture"
+
         self._num_steps += 1
         self._num_seen[key] += 1
         if self._num_seen[key] < STEPS_OF_A_SHAPE or self._num_steps < STEPS_BEFORE:
             return "run"
+
         self._observed.add(key)
         return "observe"
 
@@ -86,9 +88,11 @@ class GraphStep:
         self._graphs: dict[Hashable, CapturedStep] = {}
         self._is_off = False
         set_capturable(job.optimizer, job.group_settings, is_on=True)
+
         if isinstance(job.applied, DistributedDataParallel):
             # DDP's occasional timings of later steps cannot be captured either.
             job.applied._set_ddp_runtime_logging_sample_rate(2**30)  # type: ignore[no-untyped-call]
+
         if reason := find_hook(job.model, job.optimizer):
             self._turn_off(reason)
 
@@ -104,6 +108,7 @@ class GraphStep:
         graph = self._graphs.get(shape.key)
         if graph is None:
             graph = self._run_or_capture(shape, step, micro_batches)
+
         if graph is not None:
             self._heartbeat.next_micro()
             self._heartbeat.mark(FORWARD)
@@ -129,14 +134,17 @@ class GraphStep:
         stage = self._seen.next_stage(shape.key)
         if stage == "capture":
             return self._capture(shape, step, micro_batches)
+
         if stage == "run":
             self._inner(step)
             return None
 
         with observed(self._job.model, self._job.task) as reasons:
             self._inner(step)
+
         if reasons:
             self._turn_off(reasons[0])
+
         return None
 
     def _capture(
@@ -154,6 +162,7 @@ class GraphStep:
         device = self._job.ddp.device
         meter = self._job.meter
         rng = torch.cuda.get_rng_state(device)
+
         weight = meter.host_weight
         try:
             captured = CapturedStep(self._inner, step, micro_batches, shape, self._pool)
@@ -161,11 +170,13 @@ class GraphStep:
             end_failed_capture(device, self._pool, rng)
             undo_partial_step(self._job.applied, self._job.optimizer, self._job.scaler)
             meter.host_weight = weight
+
             # Ending a failed capture raises another error, which does not show the cause.
             first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
             message = str(first).partition("\n")[0]
             self._turn_off(f"CUDA cannot capture it{user_line(error)}: {message}")
             self._inner(step._replace(micro_batches=iter(micro_batches)))
+
             return None
 
         self._job.captured_steps.add(captured)
@@ -173,6 +184,7 @@ class GraphStep:
         captured.host_weight = meter.host_weight - weight
         captured.grad_norm = self._job.finite.grad_norm
         meter.host_weight = weight
+
         return captured
 
     def _turn_off(self, reason: str) -> None:
@@ -217,8 +229,10 @@ class CapturedStep:
         that is impossible."""
         self.host_weight = 0.0
         """What a step adds to the meter on the host."""
+
         self.grad_norm: Tensor | None = None
         """That of each replay."""
+
         self._inputs = [tensor.clone() for tensor in shape.tensors]
         inputs = iter(self._inputs)
         leaves = [next(inputs) if isinstance(leaf, Tensor) else leaf for leaf in shape.leaves]
@@ -228,6 +242,7 @@ class CapturedStep:
 
         clear_cublas_workspaces()
         self._graph = torch.cuda.CUDAGraph()
+
         # Other threads (the writer of checkpoints, NCCL's watchdog) may use CUDA during the
         # capture.
         with torch.cuda.graph(
@@ -257,6 +272,7 @@ def end_failed_capture(device: torch.device, pool: Any, rng: Tensor) -> None:
     fresh = torch.Generator(device)
     fresh.set_state(rng)
     torch.cuda.default_generators[device.index].graphsafe_set_state(fresh.graphsafe_get_state())
+
     try:
         end_allocation_to_pool(device, pool)
     except RuntimeError:
@@ -275,6 +291,7 @@ def undo_partial_step(applied: nn.Module, optimizer: Optimizer, scaler: GradScal
             applied.reducer._check_reducer_finalized()
         except RuntimeError:
             applied.reducer._reset_state()
+
     if scaler is not None:
         scaler._per_optimizer_states.clear()
 
@@ -303,6 +320,7 @@ def _holders_of_hooks(
     """What may have a hook: how to say so, the holder, and its attributes for hooks."""
     for name, module in model.named_modules():
         yield f"{name or type(model).__name__} has a hook", module, _HOOKS
+
     yield "there is a hook on all modules", module_hooks, _GLOBAL_HOOKS
     yield "the optimizer has a hook", optimizer, _OPTIMIZER_HOOKS
     for name, parameter in model.named_parameters():
@@ -330,6 +348,7 @@ def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("warn")
         warnings.simplefilter("always")
+
         try:
             yield reasons
         finally:
@@ -343,6 +362,7 @@ def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
             waits.append(f"it waits for the device at {Path(file).name}:{line}")
         else:
             warnings.warn_explicit(warning.message, warning.category, file, line)
+
     reasons[:0] = waits
 
 
@@ -374,12 +394,15 @@ def _host_state(model: nn.Module, task: object) -> Iterator[tuple[tuple[str, str
     yield ("generator", "random"), random.getstate()
     yield ("generator", "numpy"), [*map(str, np.random.get_state())]
     yield ("generator", "torch's CPU generator"), torch.default_generator.get_state().tolist()
+
     attributes = list(_attributes(model, task))
     for name, value in attributes:
         if isinstance(value, _PLAIN + _CONTAINERS):
             yield ("value", name), _as_text(value)
+
     for name, buffer in model.named_buffers():
         yield ("tensor", f"the buffer {name}"), buffer.data_ptr()
+
     for name, value in attributes:
         if isinstance(value, Tensor) and value.grad_fn is None:
             yield ("tensor", f"the tensor {name}"), id(value)

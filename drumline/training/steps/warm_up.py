@@ -46,6 +46,7 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFl
     FLOPs, if they could be counted."""
     job.heartbeat.mark(Phase.START)
     few = job.loader.preview(FEW_SAMPLES)
+
     # The same number on all ranks: the loss may call a collective. 0: the batch cannot be cut.
     size = min(gather_json(min(_num_rows(few), FEW_SAMPLES)))
     few = _cut(few, size)
@@ -64,13 +65,16 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFl
         # under no_sync, and builds the buckets in the second. PowerSGD's state belongs to buckets.
         has_order = job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER or job.comm is not None
         num_passes = 2 if config.dist.static_graph else int(has_order)
+
     for _ in range(num_passes):
         job.heartbeat.mark(Phase.START)
         with dry_run(job) as task:
             with job.autocast:
                 loss = job.applied(loss_function(task), job.loader.preview())
             (loss.total * 0.0).backward()
+
         job.optimizer.zero_grad(set_to_none=True)
+
     return flops
 
 
@@ -91,13 +95,16 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
     job.heartbeat.mark(Phase.START)
     with dry_run(job) as task:
         unused = without_gradient(job, task, job.loader.preview())
+
     what = _differing_use(job, unused)
     if what is None and unused:
         what = f"the loss does not use these parameters: {join_names(unused, most=NAMED)}"
+
     if what is None:
         return
     if job.ddp.world_size > 1:
         raise UsageError(what, next_step=FIND_UNUSED_OR_STATIC)
+
     note(f"{what}; on several ranks this stops the run: {FIND_UNUSED_OR_STATIC}")
 
 
@@ -113,8 +120,10 @@ def without_gradient(job: Job, task: Task, batch: Any) -> list[str]:
     job.model.zero_grad(set_to_none=True)
     with job.autocast:
         total = loss_function(task)(job.model, batch).total
+
     if total.requires_grad:
         total.backward()  # type: ignore[no-untyped-call]
+
     unused = _names_without_gradient(job.model)
     job.model.zero_grad(set_to_none=True)
     return sorted(unused)
@@ -141,6 +150,7 @@ def dry_run(job: Job) -> Iterator[Task]:
     rng = capture_rng(job.ddp.device)
     buffers = LiveBuffers(job.model)
     before = buffers.keep()
+
     attributes = [(holder, dict(vars(holder))) for holder in (job.task, *job.model.modules())]
     try:
         # Attributes that its loss sets, to count calls for example, are set on the copy.
@@ -172,15 +182,18 @@ def count_few_samples(job: Job, few: Any, size: int) -> tuple[ModelFlops | None,
     size = min(size, COUNTED_SAMPLES)
     flops = None
     uses_all = False
+
     has_failed = False
     try:
         if size:
             flops, uses_all = _count(job, _cut(few, size), size)
     except Exception:
         has_failed = True  # a real error is raised by the first step too
+
     ranks = gather_json([has_failed, uses_all])
     if any(failed for failed, _ in ranks):
         return None, False
+
     return flops, all(uses for _, uses in ranks)
 
 
@@ -206,6 +219,7 @@ def _count(job: Job, batch: Any, size: int) -> tuple[ModelFlops | None, bool]:
             num_samples=size,
             num_tokens=task.num_tokens(batch),
         )
+
     return flops, not unreached
 
 
@@ -217,6 +231,7 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
     batch = job.loader.preview()
     sharded = job.sharded
     assert sharded is not None
+
     with dry_run(job) as task:
 
         def compute_loss() -> Tensor:
@@ -229,6 +244,7 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
                 what = _differing_use(job, sorted(unused))
                 if what is not None:
                     raise UsageError(what, next_step=unused_advice())
+
             return total
 
         size = _num_rows(batch)
@@ -246,6 +262,7 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
         note(
             f"the loss does not use these parameters, which are not trained: {join_names(unused, most=NAMED)}"
         )
+
     job.model.zero_grad(set_to_none=True)
     return flops if size else None
 
@@ -266,6 +283,7 @@ def _gathered(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         for name, module in model.named_modules()
         if hasattr(module, "set_requires_gradient_sync")
     ]
+
     try:
         yield parameters
     finally:
@@ -288,7 +306,9 @@ def check_few_samples(job: Job, once: Any, size: int) -> None:
     evaluation mode. Batches that cannot be concatenated, or fail, are not checked."""
     if size < 2 or not job.task.check_mean:
         return
+
     first = _try_loss(job, once)
+
     # Agree, so that all ranks take the same path: it may have failed on one.
     if any(gather_json(first is None)) or first is None:
         return
@@ -332,5 +352,6 @@ def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:
     total_of_both, weight_of_both = twice
     if not math.isfinite(total) or weight <= 0 or abs(total) < 1e-6:
         return False
+
     has_twice_the_weight = math.isclose(weight_of_both, 2 * weight, rel_tol=1e-3)
     return has_twice_the_weight and math.isclose(total_of_both, total, rel_tol=1e-3)

@@ -31,11 +31,14 @@ class Loss:
 
     total: Tensor
     """The sum of the loss over the batch, with its graph."""
+
     weight: Tensor | float | None = None
     """What the sum is divided by, over all ranks and micro-batches; None: the number of samples.
     For a loss per token, give the number of tokens."""
+
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """More sums, divided by the same weight: the number of correct answers gives the accuracy."""
+
     outputs: Any = None
     """What the task's `metrics()` are updated with in an evaluation: `(scores, labels)`, or a
     mapping of keyword arguments. Training ignores it."""
@@ -60,6 +63,7 @@ class Loss:
         _check_is_sum(self.total, "total")
         if isinstance(self.weight, Tensor):
             _check_is_sum(self.weight, "weight")
+
         for name, value in self.metrics.items():
             _check_is_sum(value, f"metrics[{name!r}]")
 
@@ -96,16 +100,21 @@ class Task:
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Default settings of this task: `{"train.epochs": 10, "optim.lr": 0.1}`. A config file and
     flags override them."""
+
     best_metric: ClassVar[str] = "loss"
     """The evaluation metric by which `checkpoint.keep_best` chooses."""
+
     higher_is_better: ClassVar[bool] = False
     """Whether the highest value is the best."""
+
     check_mean: ClassVar[bool] = True
     """Whether a `loss()` that looks like a mean is refused before the first step. False for a sum
     with a large term that does not depend on the batch."""
+
     collate: Callable[[Sequence[Any]], Any] | None = None
     """Makes a batch of samples (a static method); None: torch's default. Not used if the dataset
     makes batches."""
+
     _log: Callable[[str, Any], None] | None = None  # set while a hook runs
 
     training: bool = True
@@ -224,6 +233,7 @@ class Task:
                 f"{type(self).__name__}.log() was called outside a hook",
                 next_step="in loss() and on_device() give sums as Loss(metrics=...); call log() in a drumline.Hook",
             )
+
         self._log(name, value)
 
     def _must_define(self, method: str, job: str) -> NoReturn:
@@ -239,6 +249,7 @@ def _check_is_sum(value: object, name: str) -> None:
             f"Loss.{name} is a {type(value).__name__}, not a tensor",
             next_step="give the sum over the batch as a tensor on the device, without .item()",
         )
+
     if value.dim() != 0:
         raise UsageError(
             f"Loss.{name} has the shape {list(value.shape)}, but must be one number: the sum over the batch",
@@ -252,6 +263,7 @@ def evaluation_mode(task: Task, model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     task.training = False
+
     try:
         yield
     finally:

@@ -37,6 +37,7 @@ from drumline.training.tasks.base import Loss, Task
 
 STD = 0.02
 """The standard deviation of initial weights."""
+
 # Attributes of a dataset that its model needs.
 _FACTS = ("in_channels", "num_classes", "vocab_size")
 DATASETS: dict[str, Callable[..., Any]] = {
@@ -72,13 +73,16 @@ class GPT(nn.Module):
         self.token_embedding = NormalEmbedding(vocab_size, width)
         self.position_embedding = NormalEmbedding(context, width)
         self.dropout = nn.Dropout(dropout)
+
         # 2 * layers branches add up on the residual path; this keeps its variance independent of
         # the depth.
         residual_std = STD / math.sqrt(2 * layers)
+
         self.blocks = nn.ModuleList(
             Block(width, heads=heads, dropout=dropout, residual_std=residual_std)
             for _ in range(layers)
         )
+
         self.norm = nn.LayerNorm(width, bias=False)
         for module in self.modules():
             if isinstance(module, NormalLinear | NormalEmbedding):
@@ -92,17 +96,21 @@ class GPT(nn.Module):
                 f"gpt takes integer tokens of shape [N, T], got {tokens.dtype} of {list(tokens.shape)}",
                 next_step="check what a sample of the dataset looks like",
             )
+
         length = tokens.shape[1]
         if length > self.context:
             raise UsageError(
                 f"a sample has {length} tokens, but the model's context is {self.context}",
                 next_step=f"set --model.context to {length} or more, or make shorter samples",
             )
+
         hidden = self.dropout(
             self.token_embedding(tokens) + self.position_embedding.weight[:length]
         )
+
         policy = self.training and self.activation_checkpointing
         hidden = _apply_blocks(self.blocks, hidden, policy, draws_random=self.dropout.p > 0)
+
         # The output layer is the embedding itself: fewer parameters, and no tensor twice in the
         # state dict.
         return functional.linear(self.norm(hidden), self.token_embedding.weight)
@@ -143,6 +151,7 @@ class Block(nn.Module):
             dropout=dropout,
             residual_std=residual_std,
         )
+
         self.mlp_norm = nn.LayerNorm(width, bias=False)
         self.mlp_in = NormalLinear(width, 4 * width)
         self.mlp_out = NormalLinear(4 * width, width, std=residual_std)
@@ -178,6 +187,7 @@ class CausalAttention(nn.Module):
         # [N, T, 3 W] -> three of [N, heads, T, W / heads]
         split = self.query_key_value(hidden).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind()
+
         mixed = functional.scaled_dot_product_attention(
             query,
             key,
@@ -185,6 +195,7 @@ class CausalAttention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=True,
         )
+
         outputs: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return outputs
 
@@ -207,6 +218,7 @@ class MiniResNet(nn.Module):
         self.activation_checkpointing = activation_checkpointing
         self.stem = _convolution(in_channels, widths[0])
         self.stem_norm = nn.BatchNorm2d(widths[0])
+
         # With padding, stride 2 rounds up: one pixel stays one pixel.
         self.blocks = nn.ModuleList()
         channels = widths[0]
@@ -216,6 +228,7 @@ class MiniResNet(nn.Module):
                     BasicBlock(channels, width, stride=2 if stage > 0 and index == 0 else 1)
                 )
                 channels = width
+
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(widths[-1], num_classes)
         self.apply(_initialise)
@@ -227,10 +240,12 @@ class MiniResNet(nn.Module):
                 f"mini_resnet takes images of shape [N, {self.in_channels}, H, W], got {list(images.shape)}",
                 next_step="check in_channels of the model and the shape of a sample of the dataset",
             )
+
         features = functional.relu(self.stem_norm(self.stem(images)))
         policy = self.training and self.activation_checkpointing
         features = _apply_blocks(self.blocks, features, policy, draws_random=False)
         logits: Tensor = self.head(self.dropout(features.mean(dim=(2, 3))))
+
         return logits
 
 
@@ -245,6 +260,7 @@ class BasicBlock(nn.Module):
         self.second = _convolution(channels, channels)
         self.second_norm = nn.BatchNorm2d(channels)
         self.shortcut: nn.Module = nn.Identity()
+
         if stride != 1 or in_channels != channels:
             projection = nn.Conv2d(in_channels, channels, kernel_size=1, stride=stride, bias=False)
             self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(channels))
@@ -299,6 +315,7 @@ def register_model(name: str) -> Callable[[Builder], Builder]:
                 f"{builder.__module__}.{builder.__qualname__}",
                 next_step="give one of them another name",
             )
+
         _builders[name] = builder
         return builder
 
@@ -325,6 +342,7 @@ def build_model(
             f"model {name!r} is a {type(model).__name__}, not a torch.nn.Module",
             next_step="name a class that derives from torch.nn.Module",
         )
+
     return model
 
 
@@ -341,6 +359,7 @@ class ConfiguredTask(Task):
         del settings["init"], settings["init_strict"]  # the engine's
         data = self.train_data()
         facts = {fact: getattr(data, fact) for fact in _FACTS if hasattr(data, fact)}
+
         return build_model(name, facts=facts, settings=settings, options=options)
 
     def train_data(self) -> Any:
@@ -373,6 +392,7 @@ class ImageClassification(ConfiguredTask):
                 f"the model returned scores of shape {list(scores.shape)}; image classification needs [N, classes]",
                 next_step="check --model.name; a language model goes with the task `text`",
             )
+
         return Loss(
             functional.cross_entropy(scores, labels, reduction="sum"),
             metrics={"accuracy": (scores.argmax(dim=1) == labels).sum()},
@@ -390,10 +410,12 @@ class LanguageModel(ConfiguredTask):
                 f"the model returned scores of shape {list(scores.shape)}; a language model needs [N, T, vocabulary]",
                 next_step="check --model.name; an image model goes with a task such as `digits`",
             )
+
         # Every sample has the same number of tokens, so a sample's loss is the mean over its tokens
         # and all samples weigh the same: without a weight there is no collective in every step to
         # add weights up over the ranks.
         total = functional.cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum")
+
         return Loss(total / following.shape[1])
 
     def num_tokens(self, batch: tuple[Tensor, Tensor]) -> int:
@@ -470,6 +492,7 @@ def load_task(spec: str) -> type[Task]:
         raise UsageError(
             f"{spec} is not a Task", next_step=f"write `class {task.__name__}(drumline.Task)`"
         )
+
     check_constructor(task)
     return task
 
@@ -503,6 +526,7 @@ def uncalled_methods(task: type[Task]) -> Iterator[str]:
         for name, method in methods.items()
         if isinstance(method, FunctionType)
     }
+
     table = Path(__file__).with_name("uncalled_methods.toml").read_text(encoding="utf-8")
     instead_of = tomllib.loads(table)
     for name in methods:

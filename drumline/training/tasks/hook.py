@@ -30,8 +30,10 @@ class Run:
 
     task: Any
     """The `Task`."""
+
     model: nn.Module
     """The task's own, on the device."""
+
     config: Config
     total_steps: int
     rank: int
@@ -39,21 +41,29 @@ class Run:
     device: torch.device
     folder: Path
     """The run folder."""
+
     step: int = 0
     """The optimizer steps done so far."""
+
     epoch: int = 1
     """The epoch of the latest step, counted from 1."""
+
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """What the latest evaluation measured; empty before the first."""
+
     has_eval_data: bool = True
     """Whether there are evaluations."""
+
     stop_reason: str | None = None
     """What `stop` was called with on this rank, until all ranks have stopped."""
+
     _optimizer: Optimizer | None = field(repr=False)
     _report: Callable[..., None] | None = field(repr=False)
     """None where nothing is written, as in `drumline evaluate`."""
+
     _autocast: AbstractContextManager[object] = field(default_factory=nullcontext, repr=False)
     """That of the run's forward passes (`--train.precision`)."""
+
     _shared_weights: Callable[[], AbstractContextManager[object]] = field(
         default=nullcontext, repr=False
     )

@@ -38,10 +38,12 @@ class EMA(Hook):
                 f"EMA's decay is {decay}",
                 next_step="use a number from 0 up to, but not including, 1",
             )
+
         self.every_steps = every_steps
         self.average: dict[str, Tensor] = {}
         """By the names of the model's `state_dict`; a tensor that has several names is there
         once."""
+
         self._update: Callable[..., None] = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._places: dict[str, tuple[dict[str, Any], str]] = {}
         self._trained: list[Tensor] = []
@@ -52,12 +54,14 @@ class EMA(Hook):
         with run.shared_weights():
             now = dict(zip(self._places, self._now(), strict=True))
             before = self.average or now
+
             different = sorted(before.keys() ^ now.keys())
             if different:
                 raise UsageError(
                     f"the average in the checkpoint is of another model: {', '.join(different[:5])}",
                     next_step="start a new run with --fresh, or take EMA out of hooks() for this one",
                 )
+
             self.average = {
                 name: torch.empty_like(tensor, dtype=_average_type(tensor)).copy_(before[name])
                 for name, tensor in now.items()
@@ -74,6 +78,7 @@ class EMA(Hook):
                     weights.append(own_part(now).to(average.dtype))
                 else:
                     own_part(average).copy_(own_part(now))
+
             self._update(averages, weights, None)
 
     @torch.no_grad()
@@ -136,6 +141,7 @@ class EarlyStopping(Hook):
                 f"EarlyStopping has patience {patience} and min_delta {min_delta}",
                 next_step="use a patience from 1 on, and a min_delta from 0 on",
             )
+
         self._metric = metric
         self._patience = patience
         self._min_delta = min_delta
@@ -147,12 +153,14 @@ class EarlyStopping(Hook):
     def start(self, run: Run) -> None:
         if self._higher_is_better is None and self._metric == run.task.best_metric:
             self._higher_is_better = run.task.higher_is_better
+
         is_loss = self._metric.rpartition("/")[2] == "loss"
         if self._higher_is_better is None and not is_loss:
             raise UsageError(
                 f"whether a higher {self._metric} is better is not known",
                 next_step="give EarlyStopping higher_is_better=True or False",
             )
+
         if not run.has_eval_data and run.rank == 0:
             log.warning(
                 "EarlyStopping never stops this run: there is no eval_data(), so nothing is evaluated"
@@ -239,10 +247,12 @@ def begin_momentum(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> 
     or of none, and does not set what it allocates in an update that is skipped."""
     if not isinstance(optimizer, SGD):
         return
+
     chosen = set(parameters)
     for group in optimizer.param_groups:
         if not (group["fused"] and group["momentum"]):
             continue
+
         for parameter in filter(chosen.__contains__, group["params"]):
             state = optimizer.state[parameter]
             if state.get("momentum_buffer") is None:
@@ -255,6 +265,7 @@ def _check_can_unfreeze(run: Run) -> None:
     dist = run.config.dist
     if dist.mode != "ddp":
         return
+
     waits = run.world_size > 1 or run.config.train.exact == "elastic"
     if waits and not dist.find_unused_parameters:
         raise UsageError(
@@ -302,8 +313,10 @@ class LogSamples(Hook):
             values = run.task.predict(run.model, run.task.on_device(batch))
             if self._show is not None:
                 values = self._show(values)
+
         if not isinstance(values, list | tuple):
             run.log(self._name, values)
             return
+
         for number, value in enumerate(values):
             run.log(f"{self._name}/{number}", value)
