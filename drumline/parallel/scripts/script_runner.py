@@ -42,20 +42,23 @@ def main(words: list[str]) -> None:
         return
 
     _, steps, folder, until, how, *program = words
-    ends_script = until == "only"
     profile = torch_hooks.ScriptProfile(
         steps=steps,
         folder=Path(folder),
-        ends_script=ends_script,
+        ends_script=until == "only",
         script=program[0],
     )
 
     torch_hooks.call_after_torch(profile.observe, "nothing is profiled")
     with profile:
-        (_run_watched if how == "watched" else run_program)(program)
+        if how == "watched":
+            _run_watched(program)
+        else:
+            run_program(program)
 
 
 def _run_watched(words: list[str]) -> None:
+    """Run the program observed; as it is where this process is no rank of a job."""
     rank = watch_script(own_variables())
     if rank is None:
         run_program(words)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any, Self, cast
 from weakref import WeakSet
 
@@ -64,6 +64,7 @@ class _AfterTorch(MetaPathFinder):
         load = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            """Run torch's own code, then call back."""
             load(module)
             self.call_back()
 
@@ -118,9 +119,12 @@ class _TorchObserver:
         register_optimizer_step_post_hook(self._end_optimizer)
 
     def _is_observed(self) -> bool:
+        """Whether this call belongs to a step of the script: not one of its other threads, and not
+        what the compiler traces."""
         return not self._is_compiling() and threading.get_ident() == self._main_thread
 
     def _enter(self, phase: int) -> None:
+        """The main thread is in this phase from now on."""
         self._phase = phase
         self._activity.mark(phase)
 
@@ -157,16 +161,19 @@ class _TorchObserver:
             self._enter(OPTIMIZER)
 
     def _end_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """torch calls it after each step of any optimizer."""
         if self._is_observed():
             self._enter(Phase.BETWEEN)
 
     def _build(self, call: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> None:
+        """The script wraps a model in DDP: its group exists, and its replicas are compared."""
         call(module, *args, **kwargs)
         self._recorder.record_facts()
         with contextlib.suppress(Exception):
             self._recorder.modules.add(module)
 
     def _iterate(self, call: Callable[..., Any], loader: Any) -> Any:
+        """The script begins to iterate over a loader, in the frame above torch's."""
         self._recorder.record_loader(loader, sys._getframe(2))
         return call(loader)
 
@@ -188,6 +195,18 @@ def wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
         )
 
     setattr(owner, name, wrapped)
+
+
+def is_inside_step(hooked: FrameType) -> bool:
+    """Whether an optimizer's step is called by another one's. `hooked`: the function of torch that
+    calls the hooks of a step, and then the step."""
+    caller = hooked.f_back
+    while caller is not None:
+        if caller.f_code is hooked.f_code:
+            return True
+        caller = caller.f_back
+
+    return False
 
 
 @dataclass(eq=False)
@@ -272,15 +291,18 @@ class ScriptProfile:
         atexit.register(self._capture.finish)
 
     def _build(self, call: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        """The script wraps a model in DDP."""
         call(module, *args, **kwargs)
         if not self._capture.is_done:
             self._capture.modules.append(module)
 
     def _make_optimizer(self, call: Any, *args: Any, **kwargs: Any) -> None:
+        """The script makes an optimizer of torch."""
         self._makes_optimizers = True
         call(*args, **kwargs)
 
     def _run_backward(self, call: Any, *args: Any, **kwargs: Any) -> None:
+        """A backward pass: a step of its own where the script has no optimizer of torch."""
         is_inner = self._is_in_backward  # as of a mode of torch, which calls it again
         self._is_in_backward = True
         try:
@@ -294,7 +316,9 @@ class ScriptProfile:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch calls it before each step of any optimizer."""
-        self._outermost = self._outermost or id(optimizer)
+        # A step that has raised has no end: its optimizer is replaced by the next one.
+        if self._outermost is None or not is_inside_step(sys._getframe(1)):
+            self._outermost = id(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch calls it after each step of any optimizer, unless it raises."""
@@ -413,4 +437,5 @@ class ScriptProfile:
         print_message(f"{problem}which are counted by {looked_for}", f"try: {advice}")
 
     def _report(self, error: OSError) -> None:
+        """A trace that cannot be written does not end the script."""
         print_message(f"rank {self._topology.rank} could not write its trace: {error}")

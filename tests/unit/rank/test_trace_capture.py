@@ -231,6 +231,26 @@ def test_steps_after_one_that_failed_are_counted(tmp_path: Path) -> None:
     assert profile._capture._number == 2
 
 
+def test_steps_after_the_last_one_of_an_optimizer_failed_are_counted(tmp_path: Path) -> None:
+    """As a script does that makes a new optimizer after an OOM."""
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    profile = ScriptProfile("9:10", tmp_path, ends_script=False, script="train.py")
+    profile._capture = make_capture(tmp_path)
+    profile._capture._steps = range(9, 10)
+
+    def run_out_of_memory() -> None:
+        raise torch.OutOfMemoryError
+
+    abandoned = sgd(parameters)
+    take_step(profile, abandoned)
+    with pytest.raises(torch.OutOfMemoryError):
+        take_step(profile, abandoned, run_out_of_memory)
+    successor = sgd(parameters)
+    for _ in range(2):
+        take_step(profile, successor, sgd(parameters).step)
+    assert profile._capture._number == 3
+
+
 def test_a_step_that_runs_backward_passes_is_counted_once(tmp_path: Path) -> None:
     """As of LBFGS."""
     profile = ScriptProfile("9:10", tmp_path, ends_script=False, script="train.py")
