@@ -7,7 +7,7 @@ imports.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from drumline_lint.program import names, ranks
 from drumline_lint.program.files import package_of
@@ -58,59 +58,21 @@ from drumline_lint.program.value import (
 )
 from drumline_lint.reading.source import Source
 
-# They return their argument, or an equivalent.
+# They return their argument, or an equivalent: `copy.deepcopy(model)`.
 PASSED_THROUGH = {
     SYNC_BATCH_NORM,
     *"int list tuple bool iter copy.copy copy.deepcopy torch.compile torch.jit.script typing.cast".split(),
 }
+# Methods that return their owner: `model.to(device)`.
 PASSING_METHODS = set(
     "bfloat16 compile cpu cuda double eval float half requires_grad_ share_memory to train".split()
 )
 
 
-def of_call(program: ProgramView, node: ast.Call) -> Values:
-    callees = program.values(node.func)
-    values = union(_called(program, callee, node) for callee in callees)
-    if not values and called_name(node):
-        named = frozenset(callee for callee in callees if isinstance(callee, (Rank, RankTest)))
-        return named or ranks.by_name(called_name(node))
-    return values
-
-
-def _called(program: ProgramView, callee: Value, node: ast.Call) -> Values:
-    if isinstance(callee, Library):
-        return _called_library(program, callee.name, node)
-    if isinstance(callee, Method):
-        if callee.name in PASSING_METHODS:
-            return frozenset({callee.of})
-        return frozenset({CallResult(f"{name_of_owner(program, callee.of)}.{callee.name}", node)})
-    if isinstance(callee, Function):
-        return returned(program, callee.node)
-    if isinstance(callee, Class):
-        return frozenset({Instance(callee.node)})
-    if isinstance(callee, Instance):
-        return frozenset({CallResult(f"{callee.of.name}.{called_as(program, callee.of)}", node)})
-    if isinstance(callee, CallResult):
-        return frozenset({CallResult(f"{callee.name}()", node)})
-    return frozenset({callee}) if isinstance(callee, (RankTest, Rank)) else NOTHING
-
-
-def _called_library(program: ProgramView, name: str, node: ast.Call) -> Values:
-    if name in ranks.OF_FUNCTION:
-        return frozenset({Rank("group" if node.args or node.keywords else ranks.OF_FUNCTION[name])})
-    if name in ("os.getenv", "os.environ.get"):
-        keys = program.values(node.args[0]) if node.args else NOTHING
-        return frozenset().union(
-            *(ranks.by_variable(key.value) for key in keys if isinstance(key, ConstantValue))
-        )
-    if name in PASSED_THROUGH and node.args:
-        passed = program.values(node.args[-1] if name == "typing.cast" else node.args[0])
-        return passed or frozenset({CallResult(name, node)})
-    return frozenset({CallResult(name, node)})
-
-
 def evaluate(program: ProgramView, expression: ast.expr) -> Values:
+    """All that an expression may be; nothing for one that the rules do not need."""
     values: Values = NOTHING
+
     match expression:
         case ast.Name():
             values = of_name(program, expression)
@@ -128,9 +90,8 @@ def evaluate(program: ProgramView, expression: ast.expr) -> Values:
         case ast.BinOp():
             values = _of_operation(program, expression)
         case ast.BoolOp():
-            values = ranks.combined(
-                expression, [program.values(operand) for operand in expression.values]
-            )
+            operands = [program.values(operand) for operand in expression.values]
+            values = ranks.combined(expression, operands)
         case ast.UnaryOp():
             values = _of_unary(program, expression)
         case ast.Tuple() | ast.List() | ast.Set():
@@ -141,7 +102,64 @@ def evaluate(program: ProgramView, expression: ast.expr) -> Values:
             values = program.values(expression.value)
         case ast.Lambda():
             values = frozenset({Function(expression)})
+
     return values
+
+
+# Calls
+
+
+def of_call(program: ProgramView, node: ast.Call) -> Values:
+    """What a call returns; of an unknown function, what its name means: `get_rank()`."""
+    callees = program.values(node.func)
+    values = union(_called(program, callee, node) for callee in callees)
+    return values or ranks.by_name(called_name(node))
+
+
+def _called(program: ProgramView, callee: Value, node: ast.Call) -> Values:
+    """What a call returns if it calls this."""
+    if isinstance(callee, Library):
+        return _called_library(program, callee.name, node)
+
+    if isinstance(callee, Method):
+        if callee.name in PASSING_METHODS:
+            return frozenset({callee.of})
+        owner = name_of_owner(program, callee.of)
+        return frozenset({CallResult(f"{owner}.{callee.name}", node)})
+
+    if isinstance(callee, Function):
+        return returned(program, callee.node)
+
+    if isinstance(callee, Class):
+        return frozenset({Instance(callee.node)})
+
+    if isinstance(callee, Instance):
+        method = called_as(program, callee.of)
+        return frozenset({CallResult(f"{callee.of.name}.{method}", node)})
+
+    if isinstance(callee, CallResult):
+        return frozenset({CallResult(f"{callee.name}()", node)})
+
+    return frozenset({callee}) if isinstance(callee, (RankTest, Rank)) else NOTHING
+
+
+def _called_library(program: ProgramView, name: str, node: ast.Call) -> Values:
+    """What a library's function returns: a rank, the value of a variable, or its argument."""
+    if name in ranks.OF_FUNCTION:
+        is_in_group = bool(node.args or node.keywords)  # `dist.get_rank(group)`
+        return frozenset({Rank("group" if is_in_group else ranks.OF_FUNCTION[name])})
+
+    if name in ("os.getenv", "os.environ.get"):
+        keys = program.values(node.args[0]) if node.args else NOTHING
+        return union(ranks.by_variable(key.value) for key in keys if isinstance(key, ConstantValue))
+
+    passed: Values = NOTHING
+    if name in PASSED_THROUGH and node.args:
+        passed = program.values(node.args[-1 if name == "typing.cast" else 0])
+    return passed or frozenset({CallResult(name, node)})
+
+
+# Operators
 
 
 def _of_operation(program: ProgramView, node: ast.BinOp) -> Values:
@@ -150,51 +168,59 @@ def _of_operation(program: ProgramView, node: ast.BinOp) -> Values:
     computed = ranks.computed(node.op, left, program.values(node.right))
     if computed or not isinstance(node.op, ast.Div):
         return computed
+
     return frozenset(
         value for value in left if isinstance(value, CallResult) and value.name == "pathlib.Path"
     )
 
 
 def _of_unary(program: ProgramView, node: ast.UnaryOp) -> Values:
+    """`not is_main`, `-1`."""
     inner = program.values(node.operand)
     if isinstance(node.op, ast.Not):
         return ranks.negated(inner)
-    if isinstance(node.op, ast.USub):
-        return frozenset(
-            ConstantValue(-v.value)
-            for v in inner
-            if isinstance(v, ConstantValue) and isinstance(v.value, int)
-        )
-    return NOTHING
+    if not isinstance(node.op, ast.USub):
+        return NOTHING
+
+    numbers = [value.value for value in inner if isinstance(value, ConstantValue)]
+    return frozenset(ConstantValue(-number) for number in numbers if isinstance(number, int))
 
 
 def _of_comparison(program: ProgramView, node: ast.Compare) -> Values:
+    """The ranks that a comparison selects: `rank == 0`, `rank in (0, 1)`."""
     if len(node.ops) != 1:
         return NOTHING
+
+    left = node.left
     right = node.comparators[0]
-    if ranks.is_world_size(right) or ranks.is_world_size(node.left):
+    if ranks.is_world_size(right) or ranks.is_world_size(left):
         return NOTHING
-    if last_name(node.left).endswith("size"):  # one helper may read RANK and WORLD_SIZE
+    if last_name(left).endswith("size"):  # one helper may read RANK and WORLD_SIZE
         return NOTHING
+
     right_values = program.values(right)
     for value in list(right_values):
         if isinstance(value, Items):
             right_values = any_of(program, value.items)
-    return ranks.compared(node.ops[0], program.values(node.left), right_values)
+    return ranks.compared(node.ops[0], program.values(left), right_values)
 
 
 def _of_subscript(program: ProgramView, node: ast.Subscript) -> Values:
+    """`os.environ["RANK"]`, an item of a tuple that is written out, a part of a batch; of anything
+    else what the key means: `settings["rank"]`."""
     keys = [value.value for value in program.values(node.slice) if isinstance(value, ConstantValue)]
     values: set[Value] = set()
+
     for value in program.values(node.value):
         if value == Library("os.environ"):
             values.update(*map(ranks.by_variable, keys))
+        elif isinstance(value, LoopItem):
+            values.add(value)
         elif isinstance(value, Items):
             for key in keys:
                 if isinstance(key, int) and -len(value.items) <= key < len(value.items):
                     values |= program.values(value.items[key])
-        elif isinstance(value, LoopItem):
-            values.add(value)
+
     if not values and keys and isinstance(keys[0], str):
         return ranks.by_name(keys[0])
     return frozenset(values)
@@ -206,9 +232,12 @@ _LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 def reaching_bindings(bindings: list[Binding], use: ast.Name) -> list[Binding]:
-    """Of the bindings of this name in its scope: those that may have been the last before the
-    use."""
+    """Of the bindings of this name in its scope: those that may have been the last before the use.
+
+    Both of `a = 1`, `if test: a = 2`, `print(a)`; the second of `a = 1`, `a = 2`, `print(a)`.
+    """
     around = [use, *ancestors(use)]
+
     plain = []
     for binding in bindings:
         if not isinstance(binding.node, ast.comprehension):
@@ -217,29 +246,39 @@ def reaching_bindings(bindings: list[Binding], use: ast.Name) -> list[Binding]:
             return [binding]
     if len(plain) < 2:
         return plain or bindings
+
     before = [binding for binding in plain if _is_before(binding, use, around)]
-    certain = [number for number, binding in enumerate(before) if _is_certain(binding, around)]
-    reaching = [
-        binding
-        for binding in before[certain[-1] if certain else 0 :]
-        if not _is_in_other_branch(binding, around)
-    ]
+    last_certain: Binding | None = None
+    candidates = before
+    for number, binding in enumerate(before):
+        if _is_certain(binding, around):
+            last_certain = binding
+            candidates = before[number:]
+
+    reaching = [binding for binding in candidates if not _is_in_other_branch(binding, around)]
     loops = [node for node in around if isinstance(node, LOOPS)]
-    is_fresh = bool(certain) and bool(loops) and loops[-1] in ancestors(before[certain[-1]].node)
-    if loops and not is_fresh:
-        reaching += [
-            binding
-            for binding in plain
-            if binding not in before and loops[-1] in ancestors(binding.node)
-        ]
+    if loops and (last_certain is None or loops[-1] not in ancestors(last_certain.node)):
+        reaching += _later_in_loop(loops[-1], plain, before)
     return reaching or plain
 
 
+def _later_in_loop(
+    loop: ast.AST, bindings: list[Binding], before: list[Binding]
+) -> Iterator[Binding]:
+    """What is bound after the use, which the next pass of the loop sees."""
+    for binding in bindings:
+        if binding not in before and loop in ancestors(binding.node):
+            yield binding
+
+
 def _is_before(binding: Binding, use: ast.Name, around: Sequence[ast.AST]) -> bool:
+    """Whether it is written before the use; of a loop or a `with`, whether the use is in its
+    body."""
     node = binding.node
     if node in around:
         is_block = isinstance(node, (*LOOPS, ast.With, ast.AsyncWith))
         return is_block and any(part in around for part in getattr(node, "body", ()))
+
     is_of_scope = isinstance(node, ast.arg) or scope_of(node) is not scope_of(use)
     return is_of_scope or is_after(use, node)
 
@@ -253,7 +292,8 @@ def _is_certain(binding: Binding, around: Sequence[ast.AST]) -> bool:
 
 
 def _is_in_other_branch(binding: Binding, around: Sequence[ast.AST]) -> bool:
-    """Of a condition around the use, or of one whose branch is left."""
+    """Whether it is in another branch of a condition around the use, or in one that ends with
+    `return` or the like."""
     inner = binding.node
     for outer in ancestors(inner):
         if isinstance(outer, ast.If) and inner is not outer.test:
@@ -262,13 +302,16 @@ def _is_in_other_branch(binding: Binding, around: Sequence[ast.AST]) -> bool:
                 return any(statement in around for statement in not_taken)
             if isinstance(taken[-1], _LEAVING):
                 return True
+
         if outer in around:
             return False
         inner = outer
+
     return False
 
 
 def of_name(program: ProgramView, node: ast.Name) -> Values:
+    """What the bindings of a name give it, otherwise what the name itself means: `local_rank`."""
     bindings = bindings_of(program, node)
     if bindings is None:
         return _of_unbound(program, node)
@@ -280,15 +323,18 @@ def bindings_of(program: ProgramView, node: ast.Name) -> list[Binding] | None:
     """The bindings that may have been the last before this use; None if the name is not bound at
     all."""
     scopes = program.files.index(source_of(node)).scopes
-    scope = scopes.get(scope_of(node))
-    is_own = True
+    innermost = scopes.get(scope_of(node))
+    if innermost is None:
+        return None
+    if node.id in innermost.names:
+        return reaching_bindings(innermost.names[node.id], node)
+
+    scope = innermost.outer
     while scope is not None:
-        is_class_seen_from_method = isinstance(scope.node, ast.ClassDef) and not is_own
-        if node.id in scope.names and not is_class_seen_from_method:
-            every = scope.names[node.id]
-            return reaching_bindings(every, node) if is_own else every
+        # Methods do not see the names of their class.
+        if node.id in scope.names and not isinstance(scope.node, ast.ClassDef):
+            return scope.names[node.id]
         scope = scope.outer
-        is_own = False
     return None
 
 
@@ -303,24 +349,30 @@ def assigned(program: ProgramView, name: ast.Name) -> list[ast.expr]:
 
 
 def _of_unbound(program: ProgramView, node: ast.Name) -> Values:
+    """A name from `from module import *`, or a builtin."""
     source = source_of(node)
-    for binding in program.files.index(source).scopes[source.tree].names.get("*", ()):
-        module = program.files.module(binding.imported, source)
+    top = program.files.index(source).scopes[source.tree]
+
+    for star in top.names.get("*", ()):
+        module = program.files.module(star.imported, source)
         if module is not None and (values := exported(program, module, node.id)):
             return values
-        if module is None and binding.imported.startswith("torch"):
-            return from_library(names.canonical(f"{binding.imported}.{node.id}"))
+        if module is None and star.imported.startswith("torch"):
+            return from_library(names.canonical(f"{star.imported}.{node.id}"))
+
     return ranks.by_name(node.id) or from_library(node.id)
 
 
 def exported(program: ProgramView, source: Source, name: str) -> Values:
+    """What importers of a file get by a name."""
     return program.meanings.once((source, name), lambda: _export(program, source, name), NOTHING)
 
 
 def _export(program: ProgramView, source: Source, name: str) -> Values:
-    every = program.files.index(source).scopes[source.tree].names
-    values = union(bound(program, binding) for binding in every.get(name, ()))
-    for star in every.get("*", ()):
+    top = program.files.index(source).scopes[source.tree]
+    values = union(bound(program, binding) for binding in top.names.get(name, ()))
+
+    for star in top.names.get("*", ()):
         module = program.files.module(star.imported, source)
         if not values and module is not None:
             values = exported(program, module, name)
@@ -328,38 +380,44 @@ def _export(program: ProgramView, source: Source, name: str) -> Values:
 
 
 def bound(program: ProgramView, binding: Binding) -> Values:
+    """What a binding gives its name."""
     return program.meanings.memo(binding, lambda: _bind(program, binding))
 
 
 def _bind(program: ProgramView, binding: Binding) -> Values:
+    node = binding.node
     if binding.kind == "import":
-        return _imported(program, binding.imported, source_of(binding.node))
+        return _imported(program, binding.imported, source_of(node))
     if binding.kind == "function":
-        assert isinstance(binding.node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        return frozenset({Function(binding.node)})
+        assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        return frozenset({Function(node)})
     if binding.kind == "class":
-        assert isinstance(binding.node, ast.ClassDef)
-        return frozenset({Class(binding.node)})
+        assert isinstance(node, ast.ClassDef)
+        return frozenset({Class(node)})
     if binding.kind == "parameter":
-        assert isinstance(binding.node, ast.arg)
-        return of_parameter(program, binding.node)
+        assert isinstance(node, ast.arg)
+        return of_parameter(program, node)
     if binding.kind == "each":
         return each(program, binding)
+
     if binding.value is None:
         return NOTHING
     return unpacked(program, program.values(binding.value), binding.path)
 
 
 def _imported(program: ProgramView, name: str, source: Source) -> Values:
+    """What `import NAME` gives, or `from PACKAGE import NAME`: a file, a part of one, or something
+    of a library."""
     whole = program.files.module(name, source)
     if whole is not None:
         return frozenset({Module(whole)})
+
     package = package_of(name)
     last = name.rpartition(".")[2]
-    if package:
-        home = program.files.module(package, source)
-        if home is not None and home is not source:
-            return exported(program, home, last) or ranks.by_name(last)
+    home = program.files.module(package, source) if package else None
+    if home is not None and home is not source:
+        return exported(program, home, last) or ranks.by_name(last)
+
     if name.startswith("."):
         return ranks.by_name(last)
     return ranks.of_library(name) or from_library(names.canonical(name))
@@ -369,10 +427,13 @@ def _imported(program: ProgramView, name: str, source: Source) -> Values:
 
 
 def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
+    """A member of what its owner may be, and what the same file assigns to it; where that is little,
+    what the name means: `args.local_rank`."""
     owners = program.values(node.value)
     values = union(_member(program, owner, node.attr) for owner in owners)
     if not any(isinstance(owner, (Instance, Module, Class)) for owner in owners):
         values = union((values, _assigned_nearby(program, node)))
+
     makers = {owner.name for owner in owners if isinstance(owner, CallResult)}
     named = ranks.of_member(makers, last_name(node.value), node.attr)
     says_less = all(isinstance(value, (Method, ConstantValue)) for value in values)
@@ -380,31 +441,40 @@ def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
 
 
 def _member(program: ProgramView, owner: Value, name: str) -> Values:
+    """`OWNER.name`."""
     if isinstance(owner, Library):
         full = names.canonical(f"{owner.name}.{name}")
         return ranks.of_library(full) or from_library(full)
+
     if isinstance(owner, Module):
+        if values := exported(program, owner.source, name):
+            return values
         inner = program.files.submodule(owner.source, name)
-        as_module: Values = NOTHING if inner is None else frozenset({Module(inner)})
-        return exported(program, owner.source, name) or as_module
+        return NOTHING if inner is None else frozenset({Module(inner)})
+
     if isinstance(owner, CallResult):
         if name == "module" and owner.call.args:  # the wrapped model of DDP and DataParallel
             return program.values(owner.call.args[0])
         return frozenset({Method(owner, name)})
+
     if isinstance(owner, (Instance, Class)):
         return program.meanings.memo((owner, name), lambda: _find_member(program, owner, name))
+
     return frozenset({owner}) if isinstance(owner, LoopItem) else NOTHING
 
 
 def _find_member(program: ProgramView, owner: Instance | Class, name: str) -> Values:
+    """The attribute of the nearest class that has it; where a library's class may have it, a method
+    of the library."""
     places = ancestry(program, owner.of if isinstance(owner, Instance) else owner.node)
     for place in places:
         if not isinstance(place, str) and (values := _own_member(program, place, name, owner)):
             return frozenset(values)
+
     is_of_library = any(isinstance(place, str) for place in places)
-    return (
-        frozenset({Method(owner, name)}) if is_of_library and not ranks.by_name(name) else NOTHING
-    )
+    if is_of_library and not ranks.by_name(name):
+        return frozenset({Method(owner, name)})
+    return NOTHING
 
 
 def _own_member(
@@ -413,6 +483,7 @@ def _own_member(
     """The attribute of one class, from its body or from assignments in its methods."""
     index = program.files.index(source_of(node))
     values: set[Value] = set()
+
     for binding in index.scopes[node].names.get(name, ()):
         for value in bound(program, binding):
             if not isinstance(value, Function) or not isinstance(owner, Instance):
@@ -421,6 +492,7 @@ def _own_member(
                 values |= returned(program, value.node)
             else:
                 values.add(Function(value.node, owner))
+
     for target, binding in index.attributes.get(name, ()):
         if _is_self_of(target.value, node):
             values |= bound(program, binding)
@@ -432,8 +504,10 @@ def _is_self_of(expression: ast.expr, node: ast.ClassDef) -> bool:
     function = scope_of(expression)
     if not isinstance(expression, ast.Name) or not isinstance(function, ast.FunctionDef):
         return False
-    every = [*function.args.posonlyargs, *function.args.args]
-    return enclosing_class(function) is node and bool(every) and every[0].arg == expression.id
+
+    parameters = [*function.args.posonlyargs, *function.args.args][:1]
+    is_first = [parameter.arg for parameter in parameters] == [expression.id]
+    return is_first and enclosing_class(function) is node
 
 
 def _is_property(function: FunctionNode) -> bool:
@@ -442,9 +516,12 @@ def _is_property(function: FunctionNode) -> bool:
 
 
 def _assigned_nearby(program: ProgramView, node: ast.Attribute) -> Values:
-    """`args.gpu` is what the same file assigns to it."""
+    """What the same file assigns to `args.gpu`."""
     written = dotted(node.value)
-    targets = program.files.index(source_of(node)).attributes.get(node.attr, ()) if written else ()
+    if not written:
+        return NOTHING
+
+    targets = program.files.index(source_of(node)).attributes.get(node.attr, ())
     return union(
         bound(program, binding) for target, binding in targets if dotted(target.value) == written
     )

@@ -37,16 +37,19 @@ class FlagTable:
         return (*self.valued, *self.bare)
 
     def meant(self, written: str) -> str:
-        """The flag that is meant; empty if it is none or could be two."""
+        """The flag that is meant: `nproc-per-node` by `--nproc_per`; empty if it is none or could be
+        two."""
         if written in self.short:
             return self.short[written]
+
         name = written.removeprefix("--").replace("_", "-")
         if not written.startswith("--") or not name:
             return ""
         if name in self.names:
             return name
-        begun = [flag for flag in self.names if flag.startswith(name)]
-        return begun[0] if len(begun) == 1 else ""
+
+        candidates = [flag for flag in self.names if flag.startswith(name)]
+        return candidates[0] if len(candidates) == 1 else ""
 
 
 TORCHRUN_FLAGS = FlagTable(
@@ -117,18 +120,23 @@ class ReadFlags(NamedTuple):
 
 
 def read_flags(words: Sequence[Word], table: FlagTable) -> ReadFlags:
+    """The flags before the training script: up to the first word that is no flag, or that is known
+    only at run time."""
     flags: dict[str, Flag] = {}
     position = 0
+
     while position < len(words):
         word = words[position]
         if not word.head:
             return ReadFlags(flags, is_sure=False, rest=words[position:])
         if not word.head.startswith("-") or word.plain == "--":
             return ReadFlags(flags, is_sure=True, rest=words[position:])
+
         name, equals, _ = word.head.partition("=")
         flag = table.meant(name)
         if not flag:
             return ReadFlags(flags, is_sure=False, unknown=word)
+
         value: Word | None = None
         if equals:
             value = word.behind(len(name) + 1)
@@ -137,6 +145,7 @@ def read_flags(words: Sequence[Word], table: FlagTable) -> ReadFlags:
             value = words[position] if position < len(words) else None
         flags[flag] = Flag(flag, word, value)
         position += 1
+
     # Without a training script, more words come from elsewhere, as for an image's entry point.
     return ReadFlags(flags, is_sure=False)
 
@@ -152,12 +161,14 @@ FLAG_TABLES = {
     ACCELERATE: ACCELERATE_FLAGS,
     DEEPSPEED: DEEPSPEED_FLAGS,
 }
+# Programs that run the command behind them here: `nohup torchrun train.py`.
 _STEPPED_OVER = set(
     "nohup exec time command env nice ionice sudo stdbuf setsid eval tini dumb-init".split()
 )
 _DOCKER = {"docker", "nvidia-docker", "podman"}
 _MPIRUN = {"mpiexec", "mpirun"}
 _ELSEWHERE = {*_MPIRUN, "pdsh", "ssh"}
+# Programs whose options are not read: the command begins at the next program that is known.
 _WITH_OPTIONS = {
     *_DOCKER,
     *_ELSEWHERE,
@@ -215,14 +226,18 @@ class Launch:
 
     @property
     def deepspeed_config(self) -> Script | None:
-        """The JSON that the training script is given as `--deepspeed_config` or `--deepspeed`."""
+        """The JSON that the training script gets as `--deepspeed_config` or `--deepspeed`."""
         words = " ".join(word.plain or "$" for word in self.arguments)
         name = _DEEPSPEED_CONFIG.search(words)
         return self._document(name[1]) if name else None
 
     def _document(self, name: str) -> Script | None:
+        """The text of a settings file, in the folder of the script or one above."""
+        if not name:
+            return None
+
         outermost = self.script.outermost
-        for folder in outermost.path.parents if name else ():
+        for folder in outermost.path.parents:
             path = Path(os.path.normpath(folder / name))
             if path in outermost.documents:
                 return Script(path, outermost.documents[path])
@@ -232,9 +247,9 @@ class Launch:
         """What that file sets in place of a flag that is not given."""
         if self.config is None or name in self.flags or not self.is_sure:
             return None
-        setting = re.search(
-            rf"^{name.replace('-', '_')}:[ \t]*['\"]?([\w.]+)", self.config.text, re.MULTILINE
-        )
+
+        key = name.replace("-", "_")
+        setting = re.search(rf"^{key}:[ \t]*['\"]?([\w.]+)", self.config.text, re.MULTILINE)
         return Word(*setting.span(), setting[1]) if setting else None
 
     @property
@@ -251,8 +266,9 @@ class Launch:
 def training_file(launch: Launch) -> str:
     """The Python file that it starts, as it is written; empty if it is not known."""
     words = [word.plain or "" for word in launch.arguments]
-    is_module = "module" in launch.flags or words[:1] == ["-m"]
     path = next((word for word in words if not word.startswith("-")), "")
+
+    is_module = "module" in launch.flags or words[:1] == ["-m"]
     if is_module:
         return f"{path.replace('.', '/')}.py" if path else ""
     return path.removeprefix("./") if path.endswith(".py") else ""
@@ -270,51 +286,67 @@ def launches(script: Script) -> list[Launch]:
 
 
 def _in_words(script: Script, written: Sequence[Word], around: Launch) -> Iterator[Launch]:
-    """`around`: what comes before the words."""
+    """The launches in the words of a command; `around`: what comes before the words.
+
+    `env A=1 srun -N 2 docker run image torchrun train.py` is read from the left, and each program
+    that runs another is dropped with its options.
+    """
     words = list(_expanded(script, written))
+
     while words:
         name = _base(words[0])
         if ASSIGNMENT.match(script.text, words[0].start, words[0].end):
             words = words[1:]
         elif name in _STEPPED_OVER:
             words = list(itertools.dropwhile(_is_option, words[1:]))
+
         elif name == "srun":
             options, num_taken, is_sure = read_options(words[1:], script.constant)
             around = replace(around, srun=Options(options, is_sure), srun_word=words[0])
             words = words[1 + num_taken :]
+
         elif name in _WITH_OPTIONS:
             around = replace(around, is_elsewhere=around.is_elsewhere or name in _ELSEWHERE)
             yield from _in_quoted(script, words[1:], around)
-            programs = (number for number, word in enumerate(words) if _is_program(word))
-            length = next(programs, len(words))
+
+            is_before = itertools.takewhile(lambda word: not _is_program(word), words)
+            options_written = tuple(is_before)
             if name in _DOCKER:
-                around = replace(around, docker=tuple(words[:length]))
+                around = replace(around, docker=options_written)
             elif name in _MPIRUN:
-                around = replace(around, mpirun=tuple(words[:length]))
-            words = words[length:]
-        elif (name in _SHELLS and words[1:] and _file_of(script, words[1])) or _file_of(
-            script, words[0]
-        ):
-            yield from _in_file(script, words[int(name in _SHELLS)], around)
-            return
-        elif name in _SHELLS:
-            shell_options = itertools.takewhile(_is_option, words[1:])
-            code = next(
-                (
-                    number
-                    for number, option in enumerate(shell_options, start=2)
-                    if re.fullmatch(r"-\w*c", option.head)
-                ),
-                len(words),
-            )
-            yield from _in_quoted(script, words[code : code + 1], around)
-            return
+                around = replace(around, mpirun=options_written)
+            words = words[len(options_written) :]
+
         else:
-            yield from _launch(script, words, around)
+            yield from _in_program(script, words, around)
             return
+
+
+def _in_program(script: Script, words: Sequence[Word], around: Launch) -> Iterator[Launch]:
+    """A command that begins with a shell, a script or a launcher."""
+    is_shell = _base(words[0]) in _SHELLS
+    file = _file_of(script, words[1] if is_shell and words[1:] else words[0])
+
+    if file is not None:
+        yield from _in_file(script, file, around)
+    elif is_shell:
+        yield from _in_quoted(script, _code_of_shell(words), around)
+    else:
+        yield from _launch(script, words, around)
+
+
+def _code_of_shell(words: Sequence[Word]) -> Sequence[Word]:
+    """The word after `-c`, or after `-lc`; empty if there is none."""
+    for number, word in enumerate(words[1:], start=2):
+        if not _is_option(word):
+            break
+        if re.fullmatch(r"-\w*c", word.head):
+            return words[number : number + 1]
+    return []
 
 
 def _base(word: Word) -> str:
+    """`torchrun` of `/usr/bin/torchrun`."""
     return (word.plain or "").rsplit("/", 1)[-1]
 
 
@@ -333,27 +365,29 @@ def _is_option(word: Word) -> bool:
 
 
 def _is_program(word: Word) -> bool:
+    """Whether it may begin a command that is read further."""
     name = _base(word)
-    is_known = name in {"torchrun", "srun", "accelerate", "deepspeed", *_SHELLS}
-    return is_known or _PYTHON_NAME.fullmatch(name) is not None
+    is_listed = name in {"torchrun", "srun", "accelerate", "deepspeed", *_SHELLS}
+    return is_listed or _PYTHON_NAME.fullmatch(name) is not None
 
 
 def _in_quoted(script: Script, words: Sequence[Word], around: Launch) -> Iterator[Launch]:
     """`bash -c "..."`, `ssh host '...'`."""
-    for word in words if around.depth < _DEEPEST else ():
+    if around.depth >= _DEEPEST:
+        return
+
+    for word in words:
         inside = inside_quotes(script.text, word)
         if inside is None or not any(letter.isspace() for letter in script.text[slice(*inside)]):
             continue
+
         # Of code in double quotes, the outer shell expands the variables.
         is_late = script.text[word.start] != '"' or word.code is not None
         inner = script.inner(*inside) if is_late else script
-        deeper = replace(
-            around,
-            depth=around.depth + 1,
-            script=inner,
-            is_expanded_late=is_late or around.is_expanded_late,
-        )
-        for command in inner.commands if is_late else read_commands(script.text, *inside):
+        commands = inner.commands if is_late else read_commands(script.text, *inside)
+        deeper = _deeper(around, inner, is_late)
+
+        for command in commands:
             outer = command if is_late and inner.container else around.command
             is_background = around.command.is_background or command.is_background
             surroundings = replace(outer.around, is_background=is_background)
@@ -361,47 +395,51 @@ def _in_quoted(script: Script, words: Sequence[Word], around: Launch) -> Iterato
             yield from _in_words(inner, command.words, replace(deeper, command=outer))
 
 
+def _deeper(around: Launch, inner: Script, is_late: bool) -> Launch:
+    """What comes before the words of an inner script."""
+    is_expanded_late = is_late or around.is_expanded_late
+    return replace(around, depth=around.depth + 1, script=inner, is_expanded_late=is_expanded_late)
+
+
 def _file_of(script: Script, word: Word) -> WrittenFile | None:
     """What the script has written to the file that a word names."""
     return script.written_files.get(word.text.removeprefix("./")) if "." in word.text else None
 
 
-def _in_file(script: Script, word: Word, around: Launch) -> Iterator[Launch]:
+def _in_file(script: Script, file: WrittenFile, around: Launch) -> Iterator[Launch]:
     """In a here-document that the script has written to a file, and runs."""
-    file = _file_of(script, word)
-    if file is None or around.depth >= _DEEPEST:
+    if around.depth >= _DEEPEST:
         return
+
     inner = script.inner(file.start, file.end) if file.is_quoted else script
-    deeper = replace(
-        around,
-        depth=around.depth + 1,
-        script=inner,
-        is_expanded_late=file.is_quoted or around.is_expanded_late,
-    )
+    deeper = _deeper(around, inner, file.is_quoted)
     for command in read_commands(script.text, file.start, file.end):
         yield from _in_words(inner, command.words, deeper)
 
 
 def _launch(script: Script, words: Sequence[Word], around: Launch) -> Iterator[Launch]:
+    """The launch that words are, if they are one."""
     kind, length = _kind(words)
-    if kind:
-        table = FLAG_TABLES.get(kind)
-        rest = tuple(words[length:])
-        reading = read_flags(rest, table) if table else ReadFlags({}, True, rest=rest)
-        yield replace(
-            around,
-            kind=kind,
-            name=tuple(words[:length]),
-            flags=reading.flags,
-            # torchrun also reads each flag from a variable: PET_RDZV_ID.
-            is_sure=reading.is_sure and "PET_" not in script.text,
-            unknown_flag=reading.unknown,
-            arguments=tuple(reading.rest),
-        )
+    if not kind:
+        return
+
+    table = FLAG_TABLES.get(kind)
+    rest = tuple(words[length:])
+    reading = read_flags(rest, table) if table else ReadFlags({}, True, rest=rest)
+    yield replace(
+        around,
+        kind=kind,
+        name=tuple(words[:length]),
+        flags=reading.flags,
+        # torchrun also reads each flag from a variable: PET_RDZV_ID.
+        is_sure=reading.is_sure and "PET_" not in script.text,
+        unknown_flag=reading.unknown,
+        arguments=tuple(reading.rest),
+    )
 
 
 def _kind(words: Sequence[Word]) -> tuple[str, int]:
-    """What is started, and how many words name it."""
+    """What is started, and how many words name it: three of `python -m torch.distributed.run`."""
     first = _base(words[0])
     if first in {TORCHRUN, DEEPSPEED}:
         return first, 1
@@ -409,8 +447,10 @@ def _kind(words: Sequence[Word]) -> tuple[str, int]:
         return ACCELERATE, 2
     if not _PYTHON_NAME.fullmatch(first) and not _PYTHON_VARIABLE.fullmatch(words[0].text):
         return "", 0
-    options = [*itertools.takewhile(lambda word: word.plain != "-m", words)]
-    module = words[len(options) + 1].plain if len(options) + 1 < len(words) else ""
-    if module in _MODULES and all(word.head.startswith("-") for word in options[1:]):
-        return _MODULES[module], len(options) + 2
+
+    before = list(itertools.takewhile(lambda word: word.plain != "-m", words))
+    module = [word.plain or "" for word in words[len(before) + 1 : len(before) + 2]]
+    has_only_options = all(word.head.startswith("-") for word in before[1:])
+    if has_only_options and module and module[0] in _MODULES:
+        return _MODULES[module[0]], len(before) + 2
     return PYTHON, 1
