@@ -35,10 +35,10 @@ from drumline_lint.training.loaders import (
 )
 
 RULE = rule("DL003")
-_PLAIN = tuple(
+_PLAIN = {
     f"torch.utils.data.{name}Sampler"
     for name in ("Random", "Sequential", "SubsetRandom", "WeightedRandom")
-)
+}
 # Of these it is known that they are indexed, and know nothing of ranks.
 _INDEXED = tuple(
     "datasets.load_from_disk torch.utils.data.ConcatDataset torch.utils.data.Subset "
@@ -54,161 +54,224 @@ _DOCSTRING = re.compile(r'""".*?"""', re.DOTALL)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Loaders that feed a loop with `.backward()`, on all ranks."""
-    calls = list(program.calls(source, LOADER))
-    trained = training_loops(program) if calls else {}
-    for call in calls:
-        loops = trained.get(call, [])
-        if loops and _gives_all(program, call) and _is_for_all(program, call, loops):
-            dataset = given(call, "dataset")
-            name = "the dataset" if dataset is None else source.code(dataset)
-            message = f"every rank trains on all of {name}: no sampler splits it"
-            # unseeded, each rank has an order of its own: then it is a larger batch at random
-            is_seeded = not _is_shuffled(program, call) or any_text_near(program, source, "seed")
-            severity = None if is_seeded else Severity.WARNING
-            # whoever knows of samplers divides this data elsewhere, or has reasons not to
-            is_known = any_text_near(program, source, "DistributedSampler")
-            if is_known or not is_of_ranks(program, source):
-                severity = Severity.NOTE
-            yield RULE.at(source, call, message, severity=severity)
+    """Loaders that feed a training loop with the same samples on all ranks.
+
+    for batch in DataLoader(data, shuffle=True):
+        model(batch).sum().backward()
+    """
+    for loader in program.calls(source, LOADER):
+        loops = training_loops(program).get(loader, [])
+        if not loops or not _gives_all(program, loader) or not _is_for_all(program, loader, loops):
+            continue
+
+        dataset = given(loader, "dataset")
+        name = "the dataset" if dataset is None else source.code(dataset)
+        message = f"every rank trains on all of {name}: no sampler splits it"
+        yield RULE.at(source, loader, message, severity=_severity(program, source, loader))
 
 
-def _is_shuffled(program: Program, call: ast.Call) -> bool:
-    return ConstantValue(True) in program.values(given(call, "shuffle"))
+def _severity(program: Program, source: Source, loader: ast.Call) -> Severity | None:
+    """How sure it is that the ranks should not read the same data.
+
+    A program that names a DistributedSampler may divide this data elsewhere. Without a seed, each
+    rank shuffles in an order of its own, which is a larger batch at random.
+    """
+    has_samplers = any_text_near(program, source, "DistributedSampler")
+    if has_samplers or not is_of_ranks(program, source):
+        return Severity.NOTE
+
+    if _is_shuffled(program, loader) and not any_text_near(program, source, "seed"):
+        return Severity.WARNING
+    return None
 
 
-def _gives_all(program: Program, call: ast.Call) -> bool:
+# What the loader is given.
+
+
+def _gives_all(program: Program, loader: ast.Call) -> bool:
     """Whether nothing in the call, nor in the dataset, has to do with ranks."""
-    samplers = [given(call, "sampler"), given(call, "batch_sampler")]
-    if has_unknown_arguments(call) or not all(_is_plain(program, part) for part in samplers):
+    samplers = [given(loader, "sampler"), given(loader, "batch_sampler")]
+    if has_unknown_arguments(loader) or not all(_is_plain(program, part) for part in samplers):
         return False
-    dataset = given(call, "dataset")
+
+    dataset = given(loader, "dataset")
     # shuffle=True is refused for a dataset that can only be iterated over
-    is_ordered = any(sampler is not None for sampler in samplers) or _is_shuffled(program, call)
+    is_ordered = any(samplers) or _is_shuffled(program, loader)
     if not is_ordered and not _is_indexed(program, dataset) and not _is_stream(program, dataset):
         return False
-    sources = [dataset, *samplers, given(call, "worker_init_fn"), given(call, "collate_fn")]
-    classes = [value.of for value in program.values(dataset) if isinstance(value, Instance)]
-    texts = [program.source_of(owner).code(owner) for owner in classes]
-    is_divided = any("rank" in text or "world_size" in text for text in texts)
-    return not is_divided and not any(depends_on_rank(program, part) for part in sources)
+
+    for owner in _classes(program, dataset):
+        text = program.source_of(owner).code(owner)
+        if "rank" in text or "world_size" in text:
+            return False
+
+    functions = [given(loader, "worker_init_fn"), given(loader, "collate_fn")]
+    return not any(depends_on_rank(program, part) for part in (dataset, *samplers, *functions))
+
+
+def _is_shuffled(program: Program, loader: ast.Call) -> bool:
+    return ConstantValue(True) in program.values(given(loader, "shuffle"))
 
 
 def _is_plain(program: Program, sampler: ast.expr | None) -> bool:
-    """None, or one of torch's samplers that know nothing of ranks."""
-    return all(
-        (isinstance(origin, ast.Constant) and origin.value is None)
-        or (isinstance(origin, ast.Call) and _is_plain_class(program, origin.func))
-        or (isinstance(origin, ast.Call) and _is_plain_batch(program, origin))
-        for origin in written_values(program, sampler)
-    )
+    """Whether there is no sampler, or one that gives every rank the same samples."""
+    return all(_makes_plain(program, origin) for origin in written_values(program, sampler))
 
 
-def _is_plain_class(program: Program, function: ast.expr) -> bool:
-    """Also of several that are chosen from."""
-    names = {getattr(value, "name", "") for value in program.values(function)}
-    return bool(names) and names <= set(_PLAIN)
+def _makes_plain(program: Program, origin: ast.expr) -> bool:
+    """Whether it is a sampler of torch that knows nothing of ranks.
 
+    Examples: `None`, `RandomSampler(data)`, `BatchSampler(RandomSampler(data), 16)`.
+    """
+    if isinstance(origin, ast.Constant):
+        return origin.value is None
+    if not isinstance(origin, ast.Call):
+        return False
 
-def _is_plain_batch(program: Program, call: ast.Call) -> bool:
-    """`BatchSampler(RandomSampler(data), 16)`"""
-    is_batch = program.name_of(call.func) == "torch.utils.data.BatchSampler"
-    sampler = argument(call, 0, "sampler") if is_batch else None
+    # several, where the class is chosen from a dictionary
+    names = {getattr(value, "name", "") for value in program.values(origin.func)}
+    if names and names <= _PLAIN:
+        return True
+
+    if program.name_of(origin.func) != "torch.utils.data.BatchSampler":
+        return False
+    sampler = argument(origin, 0, "sampler")
     return sampler is not None and _is_plain(program, sampler)
 
 
-def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
+# The dataset.
+
+
+def _classes(program: Program, dataset: ast.expr | None) -> list[ast.ClassDef]:
+    """The classes of the given files that it may be an instance of."""
+    return [value.of for value in program.values(dataset) if isinstance(value, Instance)]
+
+
+def _is_indexed(program: Program, dataset: ast.expr | None) -> bool:
+    """Whether it is known to be a dataset that a sampler chooses from.
+
+    Examples: `TensorDataset(images)`, and an instance of a class with `__getitem__`.
+    """
+    classes = _classes(program, dataset)
+    names = [value.name for value in program.values(dataset) if isinstance(value, CallResult)]
+    if not classes and not names:
+        return False
+
+    streams = stream_classes(program, dataset)
+    for owner in classes:
+        if owner in streams or program.method(owner, "__getitem__") is None:
+            return False
+    return all(name.startswith(_INDEXED) for name in names)
+
+
+def _is_stream(program: Program, dataset: ast.expr | None) -> bool:
+    """Whether it is an IterableDataset that reads a file, and neither divides nor draws.
+
+    class Lines(IterableDataset):
+        def __iter__(self):
+            yield from open(self.path)
+    """
+    if any(_is_streamed(program, part) for part in parts(program, dataset)):
+        text = "" if dataset is None else program.source_of(dataset).text
+        return not any(word in text for word in ("by_node", "shard", "skip", "world_size"))
+
+    classes = _classes(program, dataset)
+    streams = stream_classes(program, dataset)
+    for owner in classes:
+        if owner not in streams or not _reads_file(program, owner):
+            return False
+        if _divides(program.source_of(owner).code(owner).lower()):
+            return False
+    return bool(classes)
+
+
+def _is_streamed(program: Program, part: ast.expr) -> bool:
+    """Whether it is read while it is downloaded: `load_dataset(name, streaming=True)`."""
+    if not isinstance(part, ast.Call) or program.name_of(part.func) != "datasets.load_dataset":
+        return False
+    return program.values(argument(part, None, "streaming")) == {ConstantValue(True)}
+
+
+def _reads_file(program: Program, owner: ast.ClassDef) -> bool:
+    """Whether one of its methods calls `open(path)`, `np.load(path)` or `np.memmap(path)`."""
+    for method in owner.body:
+        if not isinstance(method, ast.FunctionDef) or method.name == "__init__":
+            continue
+
+        names = map(called_name, nodes_in(method, ast.Call))
+        if any(name in ("open", "load", "memmap") for name in names):
+            return True
+    return False
+
+
+def _divides(text: str) -> bool:
+    """Whether the code of a dataset divides its samples between ranks, or draws them.
+
+    One that divides them between the workers of a loader, and names no ranks, does neither with
+    the same seed everywhere.
+    """
+    text = _DOCSTRING.sub("", text)
+
+    is_drawn = "random" in text or "shuffle" in text
+    if is_drawn and _SAME_SEED.search(text) is None:
+        return True
+
+    words = _OF_RANKS if "get_worker_info" in text else _DIVIDING
+    return any(word in text for word in words)
+
+
+# Where the loader is made, and iterated over.
+
+
+def _is_for_all(program: Program, loader: ast.Call, loops: list[Loop]) -> bool:
     """Whether it is made on every rank of a distributed run, and iterated over on every one."""
-    nodes = (call, *loops)
-    if any(framework(program, program.source_of(node)) for node in nodes):
-        return False
-    if any(is_single_process(program, node) or may_be_guarded(program, node) for node in nodes):
-        return False
-    if any(_divides_instead(program, call, nearby) for nearby in calls_beside(call)):
-        return False
-    if any(_replaces(program, call, nearby) for nearby in calls_beside(call)):
-        return False
-    calls = [inner for loop in loops for inner in calls_made_in(program, loop)]
-    names = " ".join(called_name(inner).lower() for inner in calls)
+    for node in (loader, *loops):
+        if framework(program, program.source_of(node)):
+            return False
+        if is_single_process(program, node) or may_be_guarded(program, node):
+            return False
+
+    for nearby in calls_beside(loader):
+        if _divides_instead(program, loader, nearby) or _replaces(program, loader, nearby):
+            return False
+
+    calls = [call for loop in loops for call in calls_made_in(program, loop)]
+    names = " ".join(called_name(call).lower() for call in calls)
     return not any(word in names for word in ("slice", "shard", "scatter"))
 
 
-def _divides_instead(program: Program, call: ast.Call, nearby: ast.Call) -> bool:
-    """Whether a setting chooses between this loader and a sampler, or a loader, that divides the
-    data."""
-    if program.name_of(nearby.func) == DISTRIBUTED_SAMPLER:
-        return are_exclusive(program, call, nearby)
-    is_loader = program.name_of(nearby.func) == LOADER
-    sampler = given(nearby, "sampler") if is_loader else None
-    is_divided = bool(program.made(sampler, DISTRIBUTED_SAMPLER))
-    return is_divided and are_exclusive(program, call, nearby)
+def _divides_instead(program: Program, loader: ast.Call, nearby: ast.Call) -> bool:
+    """Whether a setting chooses between this loader and a sampler, or a loader, that divides.
+
+    if distributed:
+        loader = DataLoader(data, sampler=DistributedSampler(data))
+    else:
+        loader = DataLoader(data, shuffle=True)
+    """
+    name = program.name_of(nearby.func)
+    is_divided = name == DISTRIBUTED_SAMPLER
+    if name == LOADER:
+        is_divided = bool(program.made(given(nearby, "sampler"), DISTRIBUTED_SAMPLER))
+
+    return is_divided and are_exclusive(program, loader, nearby)
 
 
-def _replaces(program: Program, call: ast.Call, nearby: ast.Call) -> bool:
-    """Whether a loader that divides the data is assigned to the same name later:
-    `if distributed: loader = DataLoader(data, sampler=DistributedSampler(data))`."""
-    if program.name_of(nearby.func) != LOADER or not is_after(nearby, call):
+def _replaces(program: Program, loader: ast.Call, nearby: ast.Call) -> bool:
+    """Whether a loader that divides the data is assigned to the same name later.
+
+    loader = DataLoader(data, shuffle=True)
+    if distributed:
+        loader = DataLoader(data, sampler=DistributedSampler(data))
+    """
+    if program.name_of(nearby.func) != LOADER or not is_after(nearby, loader):
         return False
-    is_same_name = not _assigned_names(call).isdisjoint(_assigned_names(nearby))
+
+    is_same_name = not _assigned_names(loader).isdisjoint(_assigned_names(nearby))
     return is_same_name and is_divided_loader(program, nearby)
 
 
 def _assigned_names(call: ast.Call) -> set[str]:
+    """`{"self.loader"}` of the call in `self.loader = DataLoader(data)`."""
     statement = parent_of(call)
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return {dotted(target) for target in targets} - {""}
-
-
-def _is_indexed(program: Program, dataset: ast.expr | None) -> bool:
-    """Whether it is known to be a dataset that a sampler chooses from."""
-    values = program.values(dataset)
-    classes = [value.of for value in values if isinstance(value, Instance)]
-    names = [value.name for value in values if isinstance(value, CallResult)]
-    streams = stream_classes(program, dataset)
-    return (
-        bool(classes or names)
-        and all(
-            owner not in streams and program.method(owner, "__getitem__") is not None
-            for owner in classes
-        )
-        and all(name.startswith(_INDEXED) for name in names)
-    )
-
-
-def _is_stream(program: Program, dataset: ast.expr | None) -> bool:
-    """Whether it is an IterableDataset that reads a file, and neither divides nor draws."""
-    if any(_streams(program, part) for part in parts(program, dataset)):
-        text = "" if dataset is None else program.source_of(dataset).text
-        return not any(word in text for word in ("by_node", "shard", "skip", "world_size"))
-    classes = [value.of for value in program.values(dataset) if isinstance(value, Instance)]
-    return bool(classes) and all(
-        owner in stream_classes(program, dataset)
-        and _reads_file(program, owner)
-        and not _divides(program.source_of(owner).code(owner).lower())
-        for owner in classes
-    )
-
-
-def _divides(text: str) -> bool:
-    """Whether the code of a dataset divides its samples between ranks, or draws them. One that
-    divides them between the workers of a loader, and names no ranks, does neither with the
-    same seed everywhere."""
-    text = _DOCSTRING.sub("", text)
-    is_drawn = "random" in text or "shuffle" in text
-    if is_drawn and _SAME_SEED.search(text) is None:
-        return True
-    return any(word in text for word in (_OF_RANKS if "get_worker_info" in text else _DIVIDING))
-
-
-def _streams(program: Program, part: ast.expr) -> bool:
-    """`load_dataset(name, streaming=True)`"""
-    is_load = isinstance(part, ast.Call) and program.name_of(part.func) == "datasets.load_dataset"
-    streaming = argument(part, None, "streaming") if isinstance(part, ast.Call) else None
-    return is_load and program.values(streaming) == {ConstantValue(True)}
-
-
-def _reads_file(program: Program, owner: ast.ClassDef) -> bool:
-    methods = [part for part in owner.body if isinstance(part, ast.FunctionDef)]
-    reading = [method for method in methods if method.name != "__init__"]
-    calls = [call for method in reading for call in nodes_in(method, ast.Call)]
-    return any(called_name(call) in ("open", "load", "memmap") for call in calls)

@@ -15,16 +15,21 @@ RULE = rule("DL004")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """`shuffle=True` beside a sampler that is made at least where there are several processes."""
-    for call in program.calls(source, LOADER):
-        sampler = given(call, "sampler")
-        is_made = bool(program.made(sampler, DISTRIBUTED_SAMPLER))
-        shuffle = given(call, "shuffle")
-        is_on = isinstance(shuffle, ast.Constant) and shuffle.value is True
-        if sampler is not None and is_made and is_on:
+    """A DistributedSampler beside `shuffle=True`, or over a dataset that has no indexes.
+
+    The sampler is made at least where there are several processes, as in
+    `sampler = DistributedSampler(data) if distributed else None`.
+    """
+    for loader in program.calls(source, LOADER):
+        sampler = given(loader, "sampler")
+        if sampler is None or not program.made(sampler, DISTRIBUTED_SAMPLER):
+            continue
+
+        shuffle = given(loader, "shuffle")
+        if isinstance(shuffle, ast.Constant) and shuffle.value is True:
             message = f"shuffle=True beside sampler={source.code(sampler)}: DataLoader raises a ValueError"
-            yield RULE.at(source, call, message)
-        elif is_made and stream_classes(program, given(call, "dataset")):
+            yield RULE.at(source, loader, message)
+        elif stream_classes(program, given(loader, "dataset")):
             message = "a DistributedSampler chooses from an IterableDataset: DataLoader raises a ValueError"
             fix = "divide the samples in the dataset itself, by rank and worker"
-            yield RULE.at(source, call, message, fix=fix)
+            yield RULE.at(source, loader, message, fix=fix)

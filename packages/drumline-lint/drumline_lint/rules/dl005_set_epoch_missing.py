@@ -15,7 +15,14 @@ from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.origins import is_one, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import ancestors, called_name, calls_beside, enclosing_function
+from drumline_lint.program.tree import (
+    Loop,
+    ancestors,
+    called_name,
+    calls_beside,
+    enclosing_function,
+    owner_of,
+)
 from drumline_lint.program.value import CallResult, ConstantValue, Instance, Method
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, loaders, passed_on_by, training_loops
@@ -26,162 +33,222 @@ _WORD = re.compile(r"[A-Z]?[a-z]+")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Samplers that shuffle, in programs that train for epochs."""
-    for call in program.calls(source, DISTRIBUTED_SAMPLER):
-        if (
-            framework(program, source)
-            or not _shuffles(program, call)
-            or _is_of_evaluation(source, call)
-        ):
+    """Samplers that shuffle, in programs that train for epochs and never call `set_epoch`."""
+    for sampler in program.calls(source, DISTRIBUTED_SAMPLER):
+        if framework(program, source) or not _shuffles(program, sampler):
             continue
-        if _is_of_epochs(program, call) and not _may_be_told(program, call):
-            dataset = argument(call, 0, "dataset")
-            of = "" if dataset is None else f" of {source.code(dataset)}"
-            message = (
-                f"the DistributedSampler{of} shuffles, but set_epoch is never called: "
-                "every epoch has the same order"
-            )
-            is_mild = source.is_notebook or _is_of_one_epoch(program, call)
-            severity = Severity.NOTE if is_mild else None
-            once = _told_once(program, source, call)
-            if once is not None:
-                message = "set_epoch is called with one number only: every epoch has the same order"
-            yield RULE.at(source, once or call, message, severity=severity)
+        if _is_of_evaluation(source, sampler) or not _is_of_epochs(program, sampler):
+            continue
+        if not _may_be_told(program, sampler):
+            yield _finding(program, source, sampler)
 
 
-def _told_once(program: Program, source: Source, sampler: ast.Call) -> ast.Call | None:
-    """`sampler.set_epoch(0)`"""
-    for call in program.index(source).calls.get("set_epoch", ()):
-        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        is_own = any(getattr(value, "call", None) is sampler for value in program.values(owner))
-        if is_own and call.args and isinstance(call.args[0], ast.Constant):
-            return call
-    return None
+def _finding(program: Program, source: Source, sampler: ast.Call) -> Finding:
+    is_mild = source.is_notebook or _is_of_one_epoch(program, sampler)
+    severity = Severity.NOTE if is_mild else None
+
+    call = _call_with_constant(program, source, sampler)
+    if call is not None:
+        message = "set_epoch is called with one number only: every epoch has the same order"
+        return RULE.at(source, call, message, severity=severity)
+
+    dataset = argument(sampler, 0, "dataset")
+    of_dataset = "" if dataset is None else f" of {source.code(dataset)}"
+    message = (
+        f"the DistributedSampler{of_dataset} shuffles, but set_epoch is never called: "
+        "every epoch has the same order"
+    )
+    return RULE.at(source, sampler, message, severity=severity)
 
 
-def _is_of_one_epoch(program: Program, sampler: ast.Call) -> bool:
-    """Whether all loops over epochs of its file make one round, unless a user asks for more."""
-    index = program.index(program.source_of(sampler))
-    heads = [(loop.iter, loop.target) for loop in index.every(ast.For)]
-    heads += [(loop.test, loop.test) for loop in index.every(ast.While)]
-    ends = [
-        head.comparators[-1] if isinstance(head, ast.Compare) else head.args[-1]
-        for head, target in heads
-        if "epoch" in f"{ast.unparse(head)} {ast.unparse(target)}".lower()
-        if isinstance(head, ast.Compare) or (isinstance(head, ast.Call) and head.args)
-    ]
-    return bool(ends) and all(is_one(program, end) for end in ends)
+# The sampler.
 
 
-def _shuffles(program: Program, call: ast.Call) -> bool:
-    shuffle = argument(call, 3, "shuffle")
+def _shuffles(program: Program, sampler: ast.Call) -> bool:
+    """Whether it shuffles, as it does by default, and nothing unknown may change that."""
+    shuffle = argument(sampler, 3, "shuffle")
     is_on = shuffle is None or ConstantValue(True) in program.values(shuffle)
-    return is_on and not has_unknown_arguments(call)
+    return is_on and not has_unknown_arguments(sampler)
 
 
-def _is_of_evaluation(source: Source, call: ast.Call) -> bool:
-    """By the names of the dataset, its function and its file: the order of an evaluation does not
-    matter."""
-    function = enclosing_function(call)
-    dataset = argument(call, 0, "dataset")
+def _is_of_evaluation(source: Source, sampler: ast.Call) -> bool:
+    """Whether the names of its dataset, function or file say so.
+
+    The order of an evaluation does not matter. Examples: `DistributedSampler(val_data)`, any
+    sampler in `def evaluate()` or in `test_net.py`.
+    """
     names = source.path.stem
-    names += "" if dataset is None else f" {ast.unparse(dataset)}"
-    names += "" if function is None else f" {function.name}"
+    dataset = argument(sampler, 0, "dataset")
+    if dataset is not None:
+        names += f" {ast.unparse(dataset)}"
+    function = enclosing_function(sampler)
+    if function is not None:
+        names += f" {function.name}"
+
     return any(_EVALUATION.fullmatch(word.lower()) for word in _WORD.findall(names))
 
 
+# The epochs.
+
+
+def _is_of_one_epoch(program: Program, sampler: ast.Call) -> bool:
+    """Whether all loops over epochs of its file make one round, unless a user asks for more.
+
+    Examples: `for epoch in range(1)`, `while epoch < args.epochs` where the option's default is 1.
+    """
+    index = program.index(program.source_of(sampler))
+    heads = [loop.iter for loop in index.every(ast.For) if _names_epochs(loop.iter, loop.target)]
+    heads += [loop.test for loop in index.every(ast.While) if _names_epochs(loop.test)]
+
+    ends = [end for head in heads for end in _end_of(head)]
+    return bool(ends) and all(is_one(program, end) for end in ends)
+
+
+def _names_epochs(*expressions: ast.expr) -> bool:
+    """`epoch`, `range(args.num_epochs)`"""
+    return any("epoch" in ast.unparse(expression).lower() for expression in expressions)
+
+
+def _end_of(head: ast.expr) -> list[ast.expr]:
+    """`3` of `range(0, 3)` and of `epoch < 3`."""
+    if isinstance(head, ast.Compare):
+        return head.comparators[-1:]
+    return head.args[-1:] if isinstance(head, ast.Call) else []
+
+
 def _is_of_epochs(program: Program, sampler: ast.Call) -> bool:
-    """Whether a loop over epochs is around a loop over its loader, or around any loop that trains
-    where its loader is made in the same function."""
+    """Whether a loop over epochs is around the loop over its loader.
+
+    for epoch in range(90):
+        for batch in loader:
+            ...
+    """
     for loader, loops in training_loops(program).items():
         made = program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER)
         if any(value.call is sampler for value in made):
             is_repeated = any(any(outer_loops(program, loop)) for loop in loops)
             return is_repeated or loader in _repeated_loaders(program)
+
+    return _may_feed_epochs(program, sampler)
+
+
+def _may_feed_epochs(program: Program, sampler: ast.Call) -> bool:
+    """Whether its loader, which no loop is seen to use, is made beside it in a program that
+    trains for epochs."""
     calls = calls_beside(sampler)
-    makers = [call for call in calls if program.name_of(call.func) == LOADER]
-    if any(maker in training_loops(program) for maker in makers):
-        return False  # others beside it train
-    is_given = any(sampler in written_values(program, given(call, "sampler")) for call in makers)
-    near = connected(program, program.source_of(sampler))
-    return is_given and _trains_for_epochs(program, near)
+    loaders_beside = [call for call in calls if program.name_of(call.func) == LOADER]
+    if any(loader in training_loops(program) for loader in loaders_beside):
+        return False  # the program trains with these
+
+    samplers = [given(loader, "sampler") for loader in loaders_beside]
+    if not any(sampler in written_values(program, part) for part in samplers):
+        return False
+    return _trains_for_epochs(program, connected(program, program.source_of(sampler)))
 
 
 @cached_query
 def _repeated_loaders(program: Program) -> set[ast.Call]:
-    """Those that a generator goes over again and again."""
-    return {
-        loader
-        for source in program.sources
-        if "yield" in source.text
-        for function in program.index(source).every(ast.FunctionDef)
-        for passed_on in passed_on_by(function)
-        if any(isinstance(outer, ast.While) for outer in ancestors(passed_on))
-        for loader in loaders(program, passed_on)
-    }
+    """The loaders that a generator goes over again and again.
+
+    def forever(loader):
+        while True:
+            yield from loader
+    """
+    repeated = set[ast.Call]()
+    for source in program.sources:
+        functions = program.index(source).every(ast.FunctionDef) if "yield" in source.text else ()
+        for passed_on in (part for function in functions for part in passed_on_by(function)):
+            if any(isinstance(outer, ast.While) for outer in ancestors(passed_on)):
+                repeated.update(loaders(program, passed_on))
+    return repeated
 
 
 @cached_query
 def _trains_for_epochs(program: Program, sources: frozenset[Source]) -> bool:
+    """Whether these files wrap a model in DDP themselves, and all their training loops are within
+    a loop over epochs."""
+    if not any("DistributedDataParallel" in source.text for source in sources):
+        return False
+    if any(framework(program, source) for source in sources):
+        return False
+
     loops = [loop for source in sources for loop in batch_loops(program, source)]
-    is_whole = any("DistributedDataParallel" in source.text for source in sources)
-    is_whole = is_whole and not any(framework(program, source) for source in sources)
-    return (
-        is_whole
-        and bool(loops)
-        and all(
-            any(
-                isinstance(outer, ast.For) and "epoch" in ast.unparse(outer.iter).lower()
-                for outer in outer_loops(program, loop)
-            )
-            for loop in loops
-        )
-    )
+    return bool(loops) and all(_is_in_epochs(program, loop) for loop in loops)
+
+
+def _is_in_epochs(program: Program, loop: Loop) -> bool:
+    """Whether it is in a loop as `for epoch in range(num_epochs)`."""
+    outside = outer_loops(program, loop)
+    return any(isinstance(outer, ast.For) and _names_epochs(outer.iter) for outer in outside)
+
+
+# Calls of `set_epoch`.
+
+
+def _has_constant(call: ast.Call) -> bool:
+    """`sampler.set_epoch(0)`"""
+    return bool(call.args) and isinstance(call.args[0], ast.Constant)
+
+
+def _may_be(program: Program, expression: ast.expr | None, sampler: ast.Call) -> bool:
+    """Whether an expression may have this sampler as its value."""
+    values = program.values(expression)
+    return any(isinstance(value, CallResult) and value.call is sampler for value in values)
+
+
+def _call_with_constant(program: Program, source: Source, sampler: ast.Call) -> ast.Call | None:
+    """The call that sets the same epoch each time."""
+    for call in program.index(source).calls.get("set_epoch", ()):
+        if _has_constant(call) and _may_be(program, owner_of(call), sampler):
+            return call
+    return None
 
 
 def _may_be_told(program: Program, sampler: ast.Call) -> bool:
     """Whether there is a `set_epoch` on something that may be it, or something unknown gets it."""
     if _is_handed_on(program, sampler):
         return True
+
     return any(
-        not _is_another(program, call, sampler)
+        not _is_elsewhere(program, call, sampler)
         for source in connected(program, program.source_of(sampler))
-        if "set_epoch" in source.text
-        for call in (*program.index(source).calls.get("set_epoch", ()), None)
+        for call in program.index(source).calls.get("set_epoch", ())
     )
 
 
 def _is_handed_on(program: Program, sampler: ast.Call) -> bool:
-    return any(
-        program.name_of(call.func) != LOADER
-        and program.function_of(call) is None
-        and any(program.made(value, DISTRIBUTED_SAMPLER) for value in call.args)
-        for call in calls_beside(sampler)
-        if called_name(call) not in ("len", "isinstance", "print")
-    )
-
-
-def _is_another(program: Program, call: ast.Call | None, sampler: ast.Call) -> bool:
-    """Whether it is known to be called on another sampler, or with the same number each time."""
-    if call is None:  # a text that only names it
-        return True
-    if call.args and isinstance(call.args[0], ast.Constant):
-        return True
-    owners = program.values(call.func.value) if isinstance(call.func, ast.Attribute) else ()
-    if any(getattr(owner, "call", None) is sampler for owner in owners):
-        return False
-    for value in owners:
-        owner = value.of if isinstance(value, Method) else value
-        is_loader = isinstance(owner, CallResult) and owner.name == LOADER
-        made = (
-            program.made(given(owner.call, "sampler"), DISTRIBUTED_SAMPLER)
-            if isinstance(owner, CallResult) and is_loader
-            else [owner]
-        )
-        if isinstance(owner, Instance):
+    """Whether a library's function beside it gets a sampler: `Trainer(model, sampler)`."""
+    for call in calls_beside(sampler):
+        is_unknown = program.name_of(call.func) != LOADER and program.function_of(call) is None
+        if not is_unknown or called_name(call) in ("len", "isinstance", "print"):
+            continue
+        if any(program.made(value, DISTRIBUTED_SAMPLER) for value in call.args):
             return True
-        if isinstance(owner, CallResult) and not owner.name.startswith("torch.utils.data."):
+    return False
+
+
+def _is_elsewhere(program: Program, call: ast.Call, sampler: ast.Call) -> bool:
+    """Whether a `set_epoch` is known to be of another sampler, or has the same number each time.
+
+    Its owner may be a sampler, `loader.sampler`, or an object of the program with such a method.
+    """
+    if _has_constant(call):
+        return True
+    owner = owner_of(call)
+    if _may_be(program, owner, sampler):
+        return False
+
+    values = program.values(owner)
+    for value in values:
+        holder = value.of if isinstance(value, Method) else value
+        if isinstance(holder, Instance):
+            return True
+        if not isinstance(holder, CallResult) or not holder.name.startswith("torch.utils.data."):
             return False  # `getattr(loader, "sampler", None)`
-        if not made or any(getattr(part, "call", sampler) is sampler for part in made):
+
+        samplers = [holder]
+        if holder.name == LOADER:
+            samplers = program.made(given(holder.call, "sampler"), DISTRIBUTED_SAMPLER)
+        if not samplers or any(made.call is sampler for made in samplers):
             return False
-    return bool(owners)
+    return bool(values)

@@ -16,13 +16,13 @@ from drumline_lint.program.origins import parts, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     ancestors,
-    called_name,
     calls_beside,
     is_after,
 )
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import is_on_default_gpu, wrapped
+from drumline_lint.training.steps import is_method
 
 RULE = rule("DL007", in_tests=False)
 _CHOOSING = ("set_device", "device_id=", "cuda.device(", "set_default_", "VISIBLE_DEVICES")
@@ -34,46 +34,47 @@ _SEES_ONE = re.compile(r"CUDA_VISIBLE_DEVICES|gpus-per-task|gpu-bind|gres=gpu:1\
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Numbers that are written out for DDP and beside the start of a group."""
-    if framework(program, source) or any_text_near(program, source, "CUDA_VISIBLE_DEVICES"):
-        return  # where each process sees one GPU only, its number is 0
-    if any(_SEES_ONE.search(launch.script.text) for launch in program.launches_of(source)):
+    """Numbers of GPUs that are written out, and the first GPU where no number is chosen."""
+    if framework(program, source) or _sees_one_gpu(program, source):
         return
-    for call in program.calls(source, DDP):
-        for listed in written_values(program, argument(call, 1, "device_ids")):
-            numbers = listed.elts if isinstance(listed, ast.List) else []
-            if len(numbers) == 1 and not any(conditions(program, call)):
-                yield from _fixed(source, numbers[0])
-    for call in program.calls(source, INIT):
-        yield from _beside_start(program, source, call)
+
+    yield from _in_wrapping(program, source)
+    for init in program.calls(source, INIT):
+        yield from _beside_start(program, source, init)
+
     if is_of_ranks(program, source) and not _is_chosen(program, source):
-        yield from _by_default(program, source)
+        yield from _models_by_default(program, source)
+        yield from _objects_by_default(program, source)
+
+
+def _sees_one_gpu(program: Program, source: Source) -> bool:
+    """Whether each process may see one GPU only, whose number is 0."""
+    if any_text_near(program, source, "CUDA_VISIBLE_DEVICES"):
+        return True
+    return any(_SEES_ONE.search(launch.script.text) for launch in program.launches_of(source))
 
 
 def _is_chosen(program: Program, source: Source) -> bool:
     """Whether anything may choose the GPU of a process, or NCCL is not used for certain."""
     inits = calls_near(program, source, INIT)
-    backends = [program.values(argument(call, 0, "backend")) for call in inits]
+    backends = [program.values(argument(init, 0, "backend")) for init in inits]
     is_nccl = bool(backends) and all(values == {ConstantValue("nccl")} for values in backends)
+
     return not is_nccl or any_text_near(program, source, *_CHOOSING)
 
 
-def _by_default(program: Program, source: Source) -> Iterator[Finding]:
-    """Models that DDP wraps on the GPU without a number, and exchanges of objects."""
-    fix = "call torch.cuda.set_device(local_rank) first"
+# GPUs whose number is written out.
+
+
+def _in_wrapping(program: Program, source: Source) -> Iterator[Finding]:
+    """`DDP(model, device_ids=[0])`"""
     for wrapping in program.calls(source, DDP):
-        moves = [
-            part for part in parts(program, wrapped(wrapping)) if is_on_default_gpu(program, part)
-        ]
-        for move in moves[:1]:
-            where = program.source_of(move)
-            message = f"{where.code(move)} is the first GPU for all ranks of a host: nothing sets the device"
-            yield RULE.at(where, move, message, fix=fix, severity=Severity.WARNING)
-    for call in program.calls(source, *_OBJECTS):
-        if argument(call, None, "device") is None and argument(call, None, "group") is None:
-            name = source.code(call.func)
-            message = f"{name} uses the first GPU on all ranks of a host: nothing sets the device"
-            yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
+        if any(conditions(program, wrapping)):
+            continue
+
+        for listed in written_values(program, argument(wrapping, 1, "device_ids")):
+            if isinstance(listed, ast.List) and len(listed.elts) == 1:
+                yield from _fixed(source, listed.elts[0])
 
 
 def _fixed(source: Source, node: ast.expr) -> Iterator[Finding]:
@@ -82,23 +83,65 @@ def _fixed(source: Source, node: ast.expr) -> Iterator[Finding]:
 
 
 def _beside_start(program: Program, source: Source, init: ast.Call) -> Iterator[Finding]:
-    """`set_device(0)`, and `.cuda()` before `set_device`, in the function that joins the group."""
+    """What the function that joins the group does before it knows its GPU.
+
+    dist.init_process_group("nccl")
+    model = Net().cuda()
+    torch.cuda.set_device(0)
+    """
     if any(conditions(program, init)):
         return
-    calls = [
-        call
-        for call in calls_beside(init)
-        if not any(conditions(program, call))
-        and not any(isinstance(outer, ast.Try) for outer in ancestors(call))
-    ]
-    choices = [call for call in calls if program.name_of(call.func) == "torch.cuda.set_device"]
-    for choice in choices:
-        yield from _fixed(source, choice.args[0]) if choice.args else ()
+
+    calls = [call for call in calls_beside(init) if _is_always_made(program, call)]
+    for choice in calls:
+        if program.name_of(choice.func) != "torch.cuda.set_device":
+            continue
+
+        if choice.args:
+            yield from _fixed(source, choice.args[0])
+
         for call in calls:
-            is_default = called_name(call) == "cuda" and not call.args
-            if is_default and isinstance(call.func, ast.Attribute) and is_after(choice, call):
+            is_move = is_method(call, "cuda") and not call.args
+            if is_move and is_after(choice, call):
                 message = (
                     f"{source.code(call)} comes before set_device: "
                     "it is the first GPU for all ranks of a host"
                 )
                 yield RULE.at(source, call, message, fix="call torch.cuda.set_device first")
+
+
+def _is_always_made(program: Program, call: ast.Call) -> bool:
+    is_tried = any(isinstance(outer, ast.Try) for outer in ancestors(call))
+    return not is_tried and not any(conditions(program, call))
+
+
+# The first GPU, where nothing chooses one.
+
+
+def _models_by_default(program: Program, source: Source) -> Iterator[Finding]:
+    """`DDP(model.cuda())`"""
+    for wrapping in program.calls(source, DDP):
+        for part in parts(program, wrapped(wrapping)):
+            if not is_on_default_gpu(program, part):
+                continue
+
+            where = program.source_of(part)
+            message = f"{where.code(part)} is the first GPU for all ranks of a host"
+            yield _by_default(where, part, message)
+            break
+
+
+def _objects_by_default(program: Program, source: Source) -> Iterator[Finding]:
+    """`dist.all_gather_object(results, result)`, which sends objects through the current GPU."""
+    for call in program.calls(source, *_OBJECTS):
+        if argument(call, None, "device") is not None or argument(call, None, "group") is not None:
+            continue
+
+        message = f"{source.code(call.func)} uses the first GPU on all ranks of a host"
+        yield _by_default(source, call, message)
+
+
+def _by_default(source: Source, node: ast.expr, message: str) -> Finding:
+    message = f"{message}: nothing sets the device"
+    fix = "call torch.cuda.set_device(local_rank) first"
+    return RULE.at(source, node, message, fix=fix, severity=Severity.WARNING)

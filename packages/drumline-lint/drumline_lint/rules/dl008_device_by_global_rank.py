@@ -21,59 +21,72 @@ RULE = rule("DL008", in_tests=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """In `set_device`, `torch.device`, `.to`, `.cuda` and DDP's `device_ids`."""
+    """Ranks that are no number of a visible GPU, in `set_device`, `torch.device`, `.to`, `.cuda`
+    and DDP's `device_ids`."""
     yield from _narrowed(program, source)
-    lines = set()
-    for device in (
-        number for argument in devices_given(program, source) for number in _numbers(argument)
-    ):
-        kinds = {value.kind for value in program.values(device) if isinstance(value, Rank)}
-        if (
-            kinds == {"local"}
-            and _is_alone_with_gpu(program, source)
-            and device.lineno not in lines
-        ):
-            lines.add(device.lineno)
-            message = (
-                f"--gpus-per-task=1 shows each task one GPU, which is cuda:0 there: "
-                f"{source.code(device)} is none but on the first task"
-            )
-            fix = "choose cuda:0, or ask for --gpus-per-node"
-            yield RULE.at(source, device, message, fix=fix, severity=Severity.WARNING)
-        if kinds != {"global"} or program.source_of(device) is not source:
+
+    reported_lines = set[int]()
+    for number in _numbers(program, source):
+        kinds = {value.kind for value in program.values(number) if isinstance(value, Rank)}
+        if number.lineno in reported_lines:
             continue
-        # a parameter of which no caller is seen may be the number of a process of mp.spawn
-        is_seen = not any(isinstance(part, ast.Name) for part in written_values(program, device))
-        earlier = [value for value in previous_values(program, device) if value is not None]
-        if any(are_exclusive(program, value, device) for value in earlier):
-            continue  # it is the global rank in another branch
-        if is_seen and device.lineno not in lines:
-            lines.add(device.lineno)
-            message = f"{source.code(device)} is the rank among all hosts, not a GPU of this one"
-            severity = Severity.WARNING if has_several_nodes(program, source) else None
-            yield RULE.at(source, device, message, severity=severity)
+
+        finding = None
+        if kinds == {"local"}:
+            finding = _of_local_rank(program, source, number)
+        elif kinds == {"global"}:
+            finding = _of_global_rank(program, source, number)
+
+        if finding is not None:
+            reported_lines.add(number.lineno)
+            yield finding
 
 
-def _narrowed(program: Program, source: Source) -> Iterator[Finding]:
-    """`CUDA_VISIBLE_DEVICES = str(rank)`, and then a GPU by the rank."""
-    for setting in settings(program, source):
-        is_of_gpus = setting.name == "CUDA_VISIBLE_DEVICES" and setting.value is not None
-        if not is_of_gpus or any(conditions(program, setting.node)):
-            continue
-        is_own = any(is_rank(program, part) for part in parts(program, setting.value))
-        devices = [
-            number
-            for device in devices_given(program, source)
-            for number in _numbers(device)
-            if is_rank(program, number) and not any(conditions(program, number))
-        ]
-        if is_own and devices:
-            message = (
-                "each process then sees one GPU, which is cuda:0 there: "
-                f"{source.code(devices[0])} is none but on the first rank"
-            )
-            fix = "leave CUDA_VISIBLE_DEVICES alone, or choose cuda:0"
-            yield RULE.at(source, setting.node, message, fix=fix, severity=Severity.WARNING)
+def _numbers(program: Program, source: Source) -> Iterator[ast.expr]:
+    """What stands for the number of a GPU: `rank` in `model.to(rank)` and in `f"cuda:{rank}"`."""
+    for device in devices_given(program, source):
+        if isinstance(device, ast.JoinedStr):
+            for part in device.values:
+                if isinstance(part, ast.FormattedValue):
+                    yield part.value
+        else:
+            yield device
+
+
+# The global rank.
+
+
+def _of_global_rank(program: Program, source: Source, number: ast.expr) -> Finding | None:
+    """`torch.cuda.set_device(dist.get_rank())`"""
+    if program.source_of(number) is not source:
+        return None
+    # a parameter of which no caller is seen may be the number of a process of mp.spawn
+    if any(isinstance(origin, ast.Name) for origin in written_values(program, number)):
+        return None
+
+    for value in previous_values(program, number):
+        if value is not None and are_exclusive(program, value, number):
+            return None  # it is the global rank in another branch
+
+    message = f"{source.code(number)} is the rank among all hosts, not a GPU of this one"
+    severity = Severity.WARNING if has_several_nodes(program, source) else None
+    return RULE.at(source, number, message, severity=severity)
+
+
+# Processes that see one GPU.
+
+
+def _of_local_rank(program: Program, source: Source, number: ast.expr) -> Finding | None:
+    """`torch.cuda.set_device(local_rank)` in what `srun --gpus-per-task=1` starts."""
+    if not _is_alone_with_gpu(program, source):
+        return None
+
+    message = (
+        f"--gpus-per-task=1 shows each task one GPU, which is cuda:0 there: "
+        f"{source.code(number)} is none but on the first task"
+    )
+    fix = "choose cuda:0, or ask for --gpus-per-node"
+    return RULE.at(source, number, message, fix=fix, severity=Severity.WARNING)
 
 
 def _is_alone_with_gpu(program: Program, source: Source) -> bool:
@@ -85,8 +98,31 @@ def _is_alone_with_gpu(program: Program, source: Source) -> bool:
     )
 
 
-def _numbers(device: ast.expr) -> list[ast.expr]:
-    """Of `f"cuda:{rank}"`, what is put in."""
-    if isinstance(device, ast.JoinedStr):
-        return [part.value for part in device.values if isinstance(part, ast.FormattedValue)]
-    return [device]
+def _narrowed(program: Program, source: Source) -> Iterator[Finding]:
+    """Processes that hide all GPUs but one from themselves, and then choose one by the rank.
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
+    model.to(rank)
+    """
+    for setting in settings(program, source):
+        if setting.name != "CUDA_VISIBLE_DEVICES" or any(conditions(program, setting.node)):
+            continue
+        if not any(is_rank(program, part) for part in parts(program, setting.value)):
+            continue
+
+        number = _always_used_rank(program, source)
+        if number is not None:
+            message = (
+                "each process then sees one GPU, which is cuda:0 there: "
+                f"{source.code(number)} is none but on the first rank"
+            )
+            fix = "leave CUDA_VISIBLE_DEVICES alone, or choose cuda:0"
+            yield RULE.at(source, setting.node, message, fix=fix, severity=Severity.WARNING)
+
+
+def _always_used_rank(program: Program, source: Source) -> ast.expr | None:
+    """The first rank that chooses a GPU, whatever the options are."""
+    for number in _numbers(program, source):
+        if is_rank(program, number) and not any(conditions(program, number)):
+            return number
+    return None

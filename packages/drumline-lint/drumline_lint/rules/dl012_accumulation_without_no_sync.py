@@ -35,54 +35,71 @@ _SWITCHES = ("no_sync", "grad_sync", "gradient_sync", "is_last_backward", "raise
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """The backward of every micro-batch."""
+    """The backward of every micro-batch, where DDP exchanges gradients that no step uses yet.
+
+    for number, batch in enumerate(loader):
+        loss_of(model(batch)).backward()
+        if (number + 1) % 4 == 0:
+            optimizer.step()
+    """
     for loop in training_loops(program):
         if program.source_of(loop) is source and not framework(program, source):
             yield from _unswitched(program, source, loop)
 
 
 def _unswitched(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
-    roots = round_functions(program, loop)
-    around = [enclosing_function(loop) or source.tree, *roots]
-    texts = [program.source_of(node).code(node) for node in around]
-    if any(word in text for text in texts for word in _SWITCHES) or not wrapped_calls(
-        program, loop
-    ):
+    """The backwards of a loop that never switches the exchange off."""
+    functions = round_functions(program, loop)
+    around = [enclosing_function(loop) or source.tree, *functions]
+    texts = [program.source_of(function).code(function) for function in around]
+    if any(word in text for text in texts for word in _SWITCHES):
         return
+    if not wrapped_calls(program, loop):
+        return
+
     step = _rare_step(program, loop)
-    rounds = [root for root, rare in roots.items() if not rare]
     calls = [
-        call for root in rounds for call in calls_in(root) if not every_nth(program, call, root)
+        call
+        for function, is_rare in functions.items()
+        if not is_rare
+        for call in calls_in(function)
+        if not every_nth(program, call, function)
     ]
     if step is None or any(is_method(call, "zero_grad") for call in calls):
         return
+
     for call in calls:
-        is_last = is_method(call, "backward") and program.function_of(call) is None
-        if is_last and program.source_of(call) is source and not is_single_process(program, call):
-            message = (
-                f"{source.code(call)} averages gradients over all ranks at every micro-batch, "
-                f"{program.source_of(step).code(step)} comes only after several"
-            )
-            yield RULE.at(source, call, message)
+        if not is_method(call, "backward") or program.function_of(call) is not None:
+            continue
+        if program.source_of(call) is not source or is_single_process(program, call):
+            continue
+
+        message = (
+            f"{source.code(call)} averages gradients over all ranks at every micro-batch, "
+            f"{program.source_of(step).code(step)} comes only after several"
+        )
+        yield RULE.at(source, call, message)
 
 
 def _rare_step(program: Program, loop: Loop) -> ast.Call | None:
     """The step that is made after several rounds, or by a loop around when this one is through."""
     steps = steps_of_rounds(program, loop)
     if steps:
-        return steps[0][0] if all(rare for _, rare in steps) else None
+        return steps[0][0] if all(is_rare for _, is_rare in steps) else None
+
     outer = loop_around(loop)
-    is_of_epochs = outer is None or "epoch" in ast.unparse(getattr(outer, "target", outer))
-    after = [] if outer is None or is_of_epochs else optimizer_steps(program, outer)
-    later = [call for call in after if position(call) > end_position(loop)]
-    return later[0] if later and not any(_inner_tests(program, later[0], outer)) else None
+    if outer is None or "epoch" in ast.unparse(getattr(outer, "target", outer)):
+        return None
+
+    for step in optimizer_steps(program, outer):
+        if position(step) > end_position(loop):
+            return None if _is_conditional(program, step, outer) else step
+    return None
 
 
-def _inner_tests(program: Program, node: ast.AST, loop: ast.AST | None) -> list[ast.expr]:
-    """The conditions between a node and the loop around it."""
-    held = conditions(program, node, with_exits=False)
-    return [
-        test
-        for test, _ in held
-        if loop is not None and loop in ancestors(test) and parent_of(test) is not loop
-    ]
+def _is_conditional(program: Program, node: ast.AST, loop: Loop) -> bool:
+    """Whether a condition is between a node and the loop around it."""
+    return any(
+        loop in ancestors(test) and parent_of(test) is not loop
+        for test, _ in conditions(program, node, with_exits=False)
+    )

@@ -34,47 +34,59 @@ _GATHERED = (
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Saves that all ranks come to, with a path that is the same on all."""
+    """Files that all ranks write, with a path that is the same on all."""
+    yield from _saved(program, source)
+    yield from _opened(program, source)
+
+
+# Saves by a function of a library.
+
+
+def _saved(program: Program, source: Source) -> Iterator[Finding]:
+    """`torch.save(model.state_dict(), "model.pt")`"""
     is_sharded = next(program.all_calls(*FSDP), None) is not None
+    fix = _GATHERED if is_sharded else ""
     functions = set()
+
     for save in saves(program, source):
-        is_collective = is_sharded and last_name(save.call.func) == "save_pretrained"
         severity = severity_of_race(program, save.call)
-        if severity is None or is_collective or is_own(program, save.path):
+        if severity is None or is_own(program, save.path):
+            continue
+        if is_sharded and called_name(save.call) == "save_pretrained":
             continue  # of a sharded model, every rank must call it
-        to = "the same file" if save.path is None else source.code(save.path)
-        message = f"{source.code(save.call.func)} runs on every rank and writes {to}"
-        is_shown = is_of_ranks(program, source) and (
-            _is_of_model(program, save) or is_of_part(program, save.what)
-        )
+
         function = enclosing_function(save.call)
         # The first save of a function stands for those after it.
-        is_shown = is_shown and (function is None or function not in functions)
+        is_first = function is None or function not in functions
         functions.add(function)
+        is_shown = is_first and is_of_ranks(program, source) and _is_valuable(program, save)
         if not is_shown or _is_made_if_missing(program, save.call):
             severity = Severity.NOTE
-        fix = _GATHERED if is_sharded else ""
+
+        file = "the same file" if save.path is None else source.code(save.path)
+        message = f"{source.code(save.call.func)} runs on every rank and writes {file}"
         yield RULE.at(source, save.call, message, fix=fix, severity=severity)
-    for call in _opened_for_writing(program, source):
-        path = argument(call, 0, "file")
-        is_raced = severity_of_race(program, call) is not None
-        if is_raced and not is_own(program, path):
-            to = "the same file" if path is None else source.code(path)
-            message = f"every rank opens {to} for writing, and all write to it at the same time"
-            is_part = is_of_ranks(program, source) and _writes_part(program, call)
-            is_replaced = not _appends(call)
-            severity = Severity.WARNING if is_part and is_replaced else Severity.NOTE
-            yield RULE.at(source, call, message, severity=severity)
+
+
+def _is_valuable(program: Program, save: Save) -> bool:
+    """Whether a model or this rank's part of the data is in it, and not only a setting."""
+    return _is_of_model(program, save) or is_of_part(program, save.what)
 
 
 def _is_of_model(program: Program, save: Save) -> bool:
-    """Whether a model, its state or that of an optimizer is in it; other things are small, or are
-    prepared once."""
+    """Whether a model, its state or that of an optimizer is in it.
+
+    Examples: `model.save_pretrained(path)`, `torch.save(net, path)`,
+    `torch.save({"optimizer": optimizer.state_dict()}, path)`.
+    """
     name = called_name(save.call)
-    if name in ("save_pretrained", "save_model") or save.what is None:
-        return name in ("save_pretrained", "save_model")
+    if name in ("save_pretrained", "save_model"):
+        return True
     if name not in ("save", "save_file") or program.name_of(save.call.func).startswith("numpy."):
         return False
+    if save.what is None:
+        return False
+
     if _MODEL.search(last_name(save.what).lower()) or program.made(save.what, DDP, *FSDP):
         return True
     return any(
@@ -85,43 +97,63 @@ def _is_of_model(program: Program, save: Save) -> bool:
 
 def _is_made_if_missing(program: Program, call: ast.Call) -> bool:
     """`if not os.path.exists(path):`: what is computed once is there in most runs."""
-    return any(
-        called_name(question) in ("exists", "isfile", "is_file")
-        for test, _ in conditions(program, call)
-        for question in nodes_in(test, ast.Call)
-    )
+    tests = [test for test, _ in conditions(program, call)]
+    names = {called_name(question) for test in tests for question in nodes_in(test, ast.Call)}
+    return not names.isdisjoint(("exists", "isfile", "is_file"))
+
+
+# Files that the program opens itself.
+
+
+def _opened(program: Program, source: Source) -> Iterator[Finding]:
+    """What a program writes to read it again.
+
+    with open("labels.json", "w") as file:
+        json.dump(labels, file)
+    """
+    for call in program.index(source).calls.get("open", ()):
+        mode = _mode(call)
+        if not mode.startswith(("w", "x", "a")):
+            continue
+
+        is_part = _writes_part(program, call)
+        if not is_part and not _dumps(program, call):
+            continue
+
+        path = argument(call, 0, "file")
+        if severity_of_race(program, call) is None or is_own(program, path):
+            continue
+
+        file = "the same file" if path is None else source.code(path)
+        message = f"every rank opens {file} for writing, and all write to it at the same time"
+        # `open(path, "a")` adds a line of each rank, and none is lost
+        is_lost = is_part and "a" not in mode and is_of_ranks(program, source)
+        severity = Severity.WARNING if is_lost else Severity.NOTE
+        yield RULE.at(source, call, message, severity=severity)
+
+
+def _mode(call: ast.Call) -> str:
+    """`w` of `open(path, "w")`; empty if it is not written out."""
+    mode = argument(call, 1, "mode")
+    return str(mode.value) if isinstance(mode, ast.Constant) else ""
+
+
+def _calls_of_block(call: ast.Call) -> list[ast.Call]:
+    """The calls in the `with` that opens a file; outside of one, the call itself."""
+    item = parent_of(call)
+    block = None if item is None else parent_of(item)
+    return nodes_in(block if isinstance(block, ast.With) else call, ast.Call)
+
+
+def _dumps(program: Program, call: ast.Call) -> bool:
+    return any(program.name_of(inner.func) == "json.dump" for inner in _calls_of_block(call))
 
 
 def _writes_part(program: Program, call: ast.Call) -> bool:
     """Whether what is written to an open file is of this rank's part of the data."""
-    block = _block_of(call)
-    writes = [inner for inner in nodes_in(block, ast.Call) if called_name(inner) in _WRITES]
     function = enclosing_function(call) or program.source_of(call).tree
-    is_collected = bool(nodes_in(function, ast.For))  # not a number of the whole dataset
-    return is_collected and any(
-        is_of_part(program, write.args[0]) for write in writes if write.args
-    )
+    if not nodes_in(function, ast.For):
+        return False  # a number of the whole dataset
 
-
-def _appends(call: ast.Call) -> bool:
-    """`open(path, "a")`: a line of each rank, and none is lost."""
-    mode = argument(call, 1, "mode")
-    return isinstance(mode, ast.Constant) and "a" in str(mode.value)
-
-
-def _block_of(call: ast.Call) -> ast.AST:
-    """The `with` that opens a file, or the call itself."""
-    item = parent_of(call)
-    block = None if item is None else parent_of(item)
-    return block if isinstance(block, ast.With) else call
-
-
-def _opened_for_writing(program: Program, source: Source) -> Iterator[ast.Call]:
-    """`with open(path, "w") as file:` around what a program reads again."""
-    for call in program.index(source).calls.get("open", ()):
-        mode = argument(call, 1, "mode")
-        is_writing = isinstance(mode, ast.Constant) and str(mode.value).startswith(("w", "x", "a"))
-        calls = nodes_in(_block_of(call), ast.Call)
-        is_dumped = any(program.name_of(inner.func) == "json.dump" for inner in calls)
-        if is_writing and (is_dumped or _writes_part(program, call)):
-            yield call
+    writes = [inner for inner in _calls_of_block(call) if called_name(inner) in _WRITES]
+    return any(is_of_part(program, write.args[0]) for write in writes if write.args)

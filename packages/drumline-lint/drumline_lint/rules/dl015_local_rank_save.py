@@ -15,16 +15,26 @@ RULE = rule("DL015", in_tests=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Saves by the first process of each node, with a path that is the same on all nodes; a note
-    in a file that does not speak of nodes, or that nothing is seen to start."""
+    """Saves by the first process of each node, with a path that is the same on all nodes.
+
+    if local_rank == 0:
+        torch.save(model.state_dict(), "model.pt")
+
+    A note in a file that does not speak of nodes, or that nothing is seen to start.
+    """
     for save in saves(program, source):
         tests = guards(program, save.call)
         is_local = any(test.kind == "local" and test.is_main and test.is_needed for test in tests)
-        is_once_a_node = is_local and all(test.kind in ("local", "group") for test in tests)
-        if not is_once_a_node or is_main_only(tests) or is_own_of_node(program, save.path):
+        if not is_local or any(test.kind not in ("local", "group") for test in tests):
             continue
-        to = "the same file" if save.path is None else source.code(save.path)
-        message = f"{source.code(save.call.func)} runs once on every node, and all nodes write {to}"
+        if is_main_only(tests) or is_own_of_node(program, save.path):
+            continue
+
+        file = "the same file" if save.path is None else source.code(save.path)
+        message = (
+            f"{source.code(save.call.func)} runs once on every node, and all nodes write {file}"
+        )
+
         is_started = "torchrun" in source.text or "srun" in source.text
         is_shown = NODES.search(source.text) and (is_started or program.launches_of(source))
         severity = None if is_shown else Severity.NOTE

@@ -30,31 +30,33 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Collectives under a condition on ranks, and calls there of functions that come to one."""
     if source not in distributed_sources(program) and not framework(program, source):
         return
+
     likely = likely_collective_names(program)
     calls = [call for call in program.index(source).every(ast.Call) if called_name(call) in likely]
     for call, tests in calls_under_rank_tests(program, calls):
         for name, chain in collectives_in(program, call):
-            is_own = chain[0] is call and not _serves(chain)
-            if is_own and not has_counterpart(program, call, name):
-                # `rank < n` may choose all of them
-                is_certain = all(test.is_main is not None for test in tests)
-                is_certain = is_certain and not is_for_debugging(program, call)
-                is_sure = is_certain and _is_seen_here(program, name, chain)
-                severity = None if is_sure else Severity.NOTE
-                yield RULE.at(
-                    source, call, _message(source, tests[0], name, chain), severity=severity
-                )
-                break
+            if chain[0] is not call or _serves(chain) or has_counterpart(program, call, name):
+                continue
+
+            # `rank < n` may choose all of them
+            is_certain = all(test.is_main is not None for test in tests)
+            is_certain = is_certain and not is_for_debugging(program, call)
+            is_sure = is_certain and _is_seen_here(program, name, chain)
+            severity = None if is_sure else Severity.NOTE
+            message = _message(source, tests[0], name, chain)
+            yield RULE.at(source, call, message, severity=severity)
+            break
 
 
 def _is_seen_here(program: Program, name: str, chain: tuple[ast.Call, ...]) -> bool:
     """Whether the collective is called beside the condition, or in a function of the same file that
-    is called there; whether a Trainer of Lightning saves together depends on its version."""
+    is called there."""
+    is_of_trainer = name.startswith("pytorch_lightning.Trainer.")
+    if is_of_trainer and not _is_lightning_2(program, chain[-1]):
+        return False  # whether it saves together depends on its version
+
     sources = {program.source_of(call) for call in chain}
-    is_certain = not name.startswith("pytorch_lightning.Trainer.") or _is_lightning_2(
-        program, chain[-1]
-    )
-    return is_certain and len(chain) <= 2 and len(sources) == 1
+    return len(chain) <= 2 and len(sources) == 1
 
 
 def _is_lightning_2(program: Program, call: ast.Call) -> bool:
@@ -63,16 +65,24 @@ def _is_lightning_2(program: Program, call: ast.Call) -> bool:
 
 
 def _serves(chain: tuple[ast.Call, ...]) -> bool:
-    """Whether the called function waits in a loop without end for what the other ranks send."""
-    inner = [outer for call in chain[1:] for outer in ancestors(call)]
-    loops = [outer for outer in inner if isinstance(outer, ast.While)]
-    return any(isinstance(loop.test, ast.Constant) for loop in loops)
+    """Whether the called function waits without end for what the other ranks send.
+
+    while True:
+        dist.recv(task)
+    """
+    for call in chain[1:]:
+        for outer in ancestors(call):
+            if isinstance(outer, ast.While) and isinstance(outer.test, ast.Constant):
+                return True
+    return False
 
 
 def _message(source: Source, test: RankTest, name: str, chain: tuple[ast.Call, ...]) -> str:
+    """`only rank 0 calls save, which calls barrier through finish: that blocks until ...`"""
     first = source.code(chain[0].func)
     if len(chain) == 1:
         return f"{who_calls(test)} {first}, which blocks until every rank calls it"
+
     through = " and ".join(ast.unparse(call.func) for call in chain[1:-1])
     by = f" through {through}" if through else ""
     return (

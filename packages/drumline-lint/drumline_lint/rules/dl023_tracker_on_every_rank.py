@@ -22,19 +22,33 @@ _WRITERS = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Calls that begin a run, on every rank; not of a run or a group that is named by rank."""
+    """Calls that begin a run, on every rank: `wandb.init(project="mnist")`."""
     for call in program.calls(source, *_TRACKERS, *_WRITERS):
-        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-        tests = [branch.test for value in arguments for branch in nodes_in(value, ast.IfExp)]
-        is_grouped = argument(call, None, "group") is not None or has_unknown_arguments(call)
-        if is_grouped or any(depends_on_rank(program, part) for part in (*arguments, *tests)):
+        if _is_named_by_rank(program, call) or not is_on_every_rank(program, call):
             continue
-        if is_on_every_rank(program, call):
-            is_writer = program.name_of(call.func) in _WRITERS
-            what = "is opened on every rank, with the same folder"
-            what = what if is_writer else "begins a run on every rank"
-            message = f"{source.code(call.func)} {what}"
-            # writers that only rank 0 uses leave files without content
-            is_shown = is_of_ranks(program, source) and not is_writer
-            severity = None if is_shown else Severity.NOTE
-            yield RULE.at(source, call, message, severity=severity)
+
+        function = source.code(call.func)
+        is_writer = program.name_of(call.func) in _WRITERS
+        if is_writer:
+            message = f"{function} is opened on every rank, with the same folder"
+        else:
+            message = f"{function} begins a run on every rank"
+
+        # writers that only rank 0 uses leave files without content
+        is_shown = is_of_ranks(program, source) and not is_writer
+        severity = None if is_shown else Severity.NOTE
+        yield RULE.at(source, call, message, severity=severity)
+
+
+def _is_named_by_rank(program: Program, call: ast.Call) -> bool:
+    """Whether the runs of the ranks differ, or are of one group.
+
+    wandb.init(group="experiment-7", name=f"rank {rank}")
+    wandb.init(mode="online" if rank == 0 else "disabled")
+    """
+    if argument(call, None, "group") is not None or has_unknown_arguments(call):
+        return True
+
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    tests = [branch.test for value in arguments for branch in nodes_in(value, ast.IfExp)]
+    return any(depends_on_rank(program, part) for part in (*arguments, *tests))

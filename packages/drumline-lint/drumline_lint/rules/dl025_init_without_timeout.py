@@ -24,49 +24,64 @@ _LONG = ("map", "save_to_disk", "snapshot_download", "extractall", "download_and
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """A timeout of a wrong type, and the default one where one rank works for long."""
-    for call in program.calls(source, INIT):
-        timeout = argument(call, 2, "timeout")
-        values = [getattr(value, "value", None) for value in program.values(timeout)]
+    for init in program.calls(source, INIT):
+        timeout = program.values(argument(init, 2, "timeout"))
+        values = [getattr(value, "value", None) for value in timeout]
         if values and all(isinstance(value, int | float) for value in values):
             message = "timeout is a number, and must be a timedelta: this call raises a TypeError"
-            yield RULE.at(source, call, message, severity=Severity.WARNING)
-        if has_unknown_arguments(call) or program.values(timeout) - {ConstantValue(None)}:
+            yield RULE.at(source, init, message, severity=Severity.WARNING)
+
+        if has_unknown_arguments(init) or timeout - {ConstantValue(None)}:
             continue
-        for work in _long_work_near(program, connected(program, source)):
+
+        for work in _long_work_near(program, connected(program, source))[:1]:
             where = program.source_of(work)
             message = (
                 f"{where.code(work.func)} runs on one rank while the others wait in a barrier, "
                 "which fails after the default timeout"
             )
             yield RULE.at(where, work, message)
-            break
 
 
 @cached_query
 def _long_work_near(program: Program, component: frozenset[Source]) -> list[ast.Call]:
+    """The long work in these files, in the order in which they were given."""
     near = [file for file in program.sources if file in component]
     return [work for file in near for work in _long_work(program, file)]
 
 
 def _long_work(program: Program, source: Source) -> Iterator[ast.Call]:
-    """What prepares data on one rank, right before a barrier of all."""
+    """What prepares data on one rank, right before a barrier of all.
+
+    if rank == 0:
+        dataset.map(tokenize).save_to_disk(path)
+    dist.barrier()
+    """
     for branch in program.index(source).every(ast.If):
-        following = rest_of_block(branch)[:1]
-        waiting = [call for statement in following for call in nodes_in(statement, ast.Call)]
-        is_waiting = any(
-            called_name(call) == "barrier"
-            and program.name_of(call.func) == "torch.distributed.barrier"
-            for call in waiting
-        )
-        if is_waiting and any(test.is_main for test in rank_tests(program, branch.test)):
-            for call in (call for part in branch.body for call in nodes_in(part, ast.Call)):
-                inner = [call, *calls_made_in(program, call)]
-                is_evaluation = "eval" in called_name(call)  # which is mostly short
-                if not is_evaluation and any(map(_is_long, inner)):
-                    yield call
+        if not _is_before_barrier(program, branch):
+            continue
+        if not any(test.is_main for test in rank_tests(program, branch.test)):
+            continue
+
+        for call in (call for statement in branch.body for call in nodes_in(statement, ast.Call)):
+            if "eval" in called_name(call):
+                continue  # mostly short
+            if any(map(_is_long, (call, *calls_made_in(program, call)))):
+                yield call
+
+
+def _is_before_barrier(program: Program, branch: ast.If) -> bool:
+    """Whether the next statement waits for all ranks."""
+    following = rest_of_block(branch)[:1]
+    calls = [call for statement in following for call in nodes_in(statement, ast.Call)]
+    return any(
+        called_name(call) == "barrier" and program.name_of(call.func) == "torch.distributed.barrier"
+        for call in calls
+    )
 
 
 def _is_long(call: ast.Call) -> bool:
-    """Not Python's own `map`."""
+    """`dataset.map(tokenize)`, `snapshot_download(name)`; not Python's own `map`."""
+    name = called_name(call)
     is_method = isinstance(call.func, ast.Attribute)
-    return called_name(call) in _LONG and (is_method or called_name(call) != "map")
+    return name in _LONG and (is_method or name != "map")

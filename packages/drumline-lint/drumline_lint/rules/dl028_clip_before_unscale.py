@@ -24,10 +24,15 @@ _CLIPS = (
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Every clip that comes after a scaled backward, with nothing in between."""
+    """Every clip that comes after a scaled backward, with nothing in between.
+
+    scaler.scale(loss).backward()
+    clip_grad_norm_(model.parameters(), 1.0)
+    """
     for clip in program.calls(source, *_CLIPS):
         rounds = [calls_made_in(program, loop) for loop in training_loops(program)]
         around = [calls for calls in rounds if clip in calls]
+
         for calls in around or [calls_made_in(program, scope_of(clip))]:
             scaler = _scaler_before(program, calls, clip)
             if scaler:
@@ -45,9 +50,11 @@ def _scaler_before(program: Program, calls: list[ast.Call], clip: ast.Call) -> s
     before = calls[: calls.index(clip)] if clip in calls else []
     if any(is_method(call, "unscale_", "unscale_gradients") for call in before):
         return ""
+
     for call in before:
-        owner = owner_of(call)
-        is_scaled = is_method(call, "scale") and owner is not None and is_scaler(program, owner)
-        if owner is not None and is_scaled and not are_exclusive(program, call, clip):
-            return program.source_of(call).code(owner)
+        scaler = owner_of(call)
+        if scaler is None or not is_method(call, "scale") or not is_scaler(program, scaler):
+            continue
+        if not are_exclusive(program, call, clip):
+            return program.source_of(call).code(scaler)
     return ""

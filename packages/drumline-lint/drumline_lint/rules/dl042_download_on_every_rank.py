@@ -40,67 +40,95 @@ _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.dataset
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Datasets with `download=True` on every rank; not if some ranks make the same one before the
-    others, and of several calls for one dataset the first."""
-    wrappings = program.calls(source, DDP, *FSDP, ACCELERATOR, FABRIC, DEEPSPEED)
-    is_wrapping = next(wrappings, None) is not None
-    is_for_one = not is_wrapping and _WRAPPING_LEFT_OUT.search(source.text) is not None
-    is_for_one = is_for_one or source.is_notebook or _has_one_rank_a_node(program, source)
-    is_sure = is_of_ranks(program, source) and not is_for_one
+    """Datasets with `download=True` on every rank.
+
+    Not if some ranks make the same one before the others, and of several calls for one dataset
+    the first.
+    """
+    is_sure = is_of_ranks(program, source) and not _is_for_one(program, source)
     severity = None if is_sure else Severity.NOTE
     downloads = list(_downloads(program, source))
     guarded = [call for call in downloads if not is_on_every_rank(program, call)]
     names = {program.name_of(call.func) for call in guarded}
+
     for call in downloads:
         name = program.name_of(call.func)
-        if call not in guarded and name not in names and not _is_done_before(program, call):
-            names |= {name} if name.startswith(_DATASETS) else set()
-            what = "extracts" if called_name(call) == "extractall" else "downloads"
-            message = (
-                f"{source.code(call.func)} {what} on every rank: "
-                "all ranks write the same files at the same time"
-            )
-            yield RULE.at(source, call, message, severity=severity)
+        if call in guarded or name in names or _is_done_before(program, call):
+            continue
 
-
-def _has_one_rank_a_node(program: Program, source: Source) -> bool:
-    """Whether each rank has a disk of its own, as scripts start them or as the world is counted:
-    `init_process_group(world_size=args.num_nodes)`."""
-    files = connected(program, source)
-    launches = [launch for file in files for launch in program.starts_of(file)]
-    launched = [launch for launch in launches if launch.kind != PYTHON]
-    sizes = [argument(call, None, "world_size") for call in calls_near(program, source, INIT)]
-    counted = [ast.unparse(size).lower() for size in sizes if size is not None]
-    is_by_name = bool(counted) and all(map(_OF_NODES.fullmatch, counted))
-    is_started = bool(launched) and all(processes_per_node(launch) == 1 for launch in launched)
-    return is_by_name or is_started
-
-
-def _is_done_before(program: Program, call: ast.Call) -> bool:
-    """Whether some ranks call its function before the others, which then find what is there."""
-    function = enclosing_function(call)
-    callers = [] if function is None else program.callers(function)
-    is_asked = program.name_of(call.func).startswith(_DATASETS) or any(conditions(program, call))
-    return is_asked and any(
-        any(rank_tests_at(program, caller))
-        and called_name(later) in WAITING
-        and is_after(later, caller)
-        for caller in callers
-        for later in calls_beside(caller)
-    )
+        if name.startswith(_DATASETS):
+            names.add(name)
+        verb = "extracts" if called_name(call) == "extractall" else "downloads"
+        message = (
+            f"{source.code(call.func)} {verb} on every rank: "
+            "all ranks write the same files at the same time"
+        )
+        yield RULE.at(source, call, message, severity=severity)
 
 
 def _downloads(program: Program, source: Source) -> Iterator[ast.Call]:
+    """`MNIST(root, download=True)`, `wget.download(url)`, `archive.extractall(path)`"""
     for keyword in program.index(source).every(ast.keyword):
         call = parent_of(keyword)
-        is_on = keyword.arg == "download" and isinstance(call, ast.Call)
-        if isinstance(call, ast.Call) and is_on:
-            is_true = program.values(keyword.value) == {ConstantValue(True)}
-            if is_true and program.name_of(call.func).startswith(_DATASETS):
-                yield call
+        if keyword.arg != "download" or not isinstance(call, ast.Call):
+            continue
+
+        is_on = program.values(keyword.value) == {ConstantValue(True)}
+        if is_on and program.name_of(call.func).startswith(_DATASETS):
+            yield call
+
     for call in program.calls(source, *_FETCHING):
         if not is_own(program, argument(call, 1, "")):
             yield call
+
     for call in program.index(source).calls.get("extractall", ()):
         if not is_own(program, argument(call, 0, "path")):
             yield call
+
+
+def _is_done_before(program: Program, call: ast.Call) -> bool:
+    """Whether some ranks call its function before the others, which then find what is there.
+
+    if rank == 0:
+        make_dataset()
+    dist.barrier()
+    """
+    function = enclosing_function(call)
+    is_dataset = program.name_of(call.func).startswith(_DATASETS)
+    if function is None or not (is_dataset or any(conditions(program, call))):
+        return False
+
+    for caller in program.callers(function):
+        if not any(rank_tests_at(program, caller)):
+            continue
+        later_calls = [later for later in calls_beside(caller) if is_after(later, caller)]
+        if any(called_name(later) in WAITING for later in later_calls):
+            return True
+    return False
+
+
+# Whether there is one rank, or one on each disk.
+
+
+def _is_for_one(program: Program, source: Source) -> bool:
+    """Whether one process may run it, or each rank has a disk of its own."""
+    if source.is_notebook or _has_one_rank_a_node(program, source):
+        return True
+
+    wrappings = program.calls(source, DDP, *FSDP, ACCELERATOR, FABRIC, DEEPSPEED)
+    is_wrapping = next(wrappings, None) is not None
+    return not is_wrapping and _WRAPPING_LEFT_OUT.search(source.text) is not None
+
+
+def _has_one_rank_a_node(program: Program, source: Source) -> bool:
+    """Whether scripts start one rank on each node, or the world is counted in nodes:
+    `init_process_group(world_size=args.num_nodes)`."""
+    sizes = [argument(init, None, "world_size") for init in calls_near(program, source, INIT)]
+    counted = [ast.unparse(size).lower() for size in sizes if size is not None]
+    if counted and all(map(_OF_NODES.fullmatch, counted)):
+        return True
+
+    files = connected(program, source)
+    launches = [launch for file in files for launch in program.starts_of(file)]
+    launched = [launch for launch in launches if launch.kind != PYTHON]
+    return bool(launched) and all(processes_per_node(launch) == 1 for launch in launched)

@@ -18,7 +18,11 @@ RULE = rule("DL046", in_tests=False)
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Deletions of folders, and creations that may find the folder, that all ranks make at the same
-    path."""
+    path.
+
+    shutil.rmtree("results")
+    os.makedirs("results")
+    """
     for call in program.calls(source, "shutil.rmtree"):
         if argument(call, 1, "ignore_errors") is None and _is_race(program, call):
             message = (
@@ -26,6 +30,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "one deletes what another has written or is about to read"
             )
             yield RULE.at(source, call, message)
+
     for call in program.calls(source, "os.makedirs", "os.mkdir", "pathlib.Path.mkdir"):
         is_allowed = argument(call, 2, "exist_ok") is not None or has_unknown_arguments(call)
         if not is_allowed and _is_race(program, call):
@@ -37,6 +42,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_race(program: Program, call: ast.Call) -> bool:
+    """Whether all ranks do it to the same folder, and nothing catches the error."""
+    if any(isinstance(outer, ast.Try) for outer in ancestors(call)):
+        return False
+
     path = call.args[0] if call.args else owner_of(call)
-    is_tried = any(isinstance(outer, ast.Try) for outer in ancestors(call))
-    return is_on_every_rank(program, call) and not is_tried and not is_own(program, path)
+    return is_on_every_rank(program, call) and not is_own(program, path)

@@ -24,6 +24,7 @@ from drumline_lint.program.tree import (
     nodes_in,
     parent_of,
     scope_of,
+    statement_of,
 )
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
@@ -38,22 +39,14 @@ _SENDING = ("broadcast", "all_reduce", "broadcast_object_list")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """`dist.reduce(loss, 0)`, by whose result every rank steps a scheduler or leaves a loop."""
+    """Results that not every rank has, that are sums and are called means, or that are not there
+    yet."""
     for call in program.calls(source, "torch.distributed.reduce"):
-        tensor = dotted(call.args[0]) if call.args else ""
-        if not tensor or any(rank_tests_at(program, call)) or _is_sent(call):
-            continue
-        for holder in _holders(program, call, tensor):
-            if use := _decision(program, holder):
-                line = program.source_of(use).place(use).line
-                message = (
-                    f"only one rank gets the result of {source.code(call.func)}, "
-                    f"and every rank decides by it in line {line}"
-                )
-                yield RULE.at(source, call, message)
-                break
+        yield from _on_one_rank(program, source, call)
+
     for call in program.calls(source, "torch.distributed.all_reduce"):
         yield from _sum_for_mean(program, source, call)
+
     for call in program.calls(source, *COLLECTIVES, *_POINT_TO_POINT):
         if _is_left_running(program, call):
             message = (
@@ -63,67 +56,83 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(source, call, message, fix=fix)
 
 
+# Asynchronous calls.
+
+
 def _is_left_running(program: Program, call: ast.Call) -> bool:
-    """Whether it is asynchronous, and what it returns is thrown away or never used."""
+    """Whether it is asynchronous, and what it returns is thrown away or never used.
+
+    dist.all_reduce(loss, async_op=True)
+    print(loss)
+    """
     is_async = program.values(argument(call, None, "async_op")) == {ConstantValue(True)}
     if not is_async and program.name_of(call.func) not in _POINT_TO_POINT:
         return False
+
     statement = parent_of(call)
     if isinstance(statement, ast.Expr):
         return True
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     if len(targets) != 1 or not isinstance(targets[0], ast.Name):
         return False
+
+    handle = targets[0].id
     names: list[ast.Name] = nodes_in(scope_of(call), ast.Name, into_functions=True)
-    return not any(name.id == targets[0].id and isinstance(name.ctx, ast.Load) for name in names)
+    return not any(name.id == handle and isinstance(name.ctx, ast.Load) for name in names)
+
+
+# Sums.
 
 
 def _sum_for_mean(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
     """A function that is called a mean, and returns or leaves the sum; and gradients that are
-    added up."""
+    added up.
+
+    def average_gradients(model):
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+    """
     function = enclosing_function(call)
-    operation = argument(call, 1, "op")
-    names = {getattr(value, "name", "") for value in program.values(operation)}
-    is_sum = operation is None or names == {"torch.distributed.ReduceOp.SUM"}
-    if function is None or not is_sum:
+    code = "" if function is None else source.code(function)
+    if function is None or not _adds(program, call) or _DIVIDES.search(code):
         return
-    code = source.code(function)
+
     fix = "divide by dist.get_world_size(), or use ReduceOp.AVG"
-    if _DIVIDES.search(code) is not None:
-        return
     if _MEAN.search(function.name.lower()):
         message = f"{function.name} adds up over the ranks, and does not divide by their number"
         yield RULE.at(source, call, message, fix=fix)
+
     elif ".grad" in code and ".parameters()" in code:
         callers = [enclosing_function(caller) for caller in program.callers(function)]
-        message = (
-            "gradients are added up over the ranks, and not divided by their number: "
-            "the steps grow with the world size"
-        )
         if not any(caller is not None and _divides_loss(caller) for caller in callers):
+            message = (
+                "gradients are added up over the ranks, and not divided by their number: "
+                "the steps grow with the world size"
+            )
             yield RULE.at(source, call, message, fix=fix)
+
+
+def _adds(program: Program, call: ast.Call) -> bool:
+    """`dist.all_reduce(loss)`, `dist.all_reduce(loss, op=dist.ReduceOp.SUM)`"""
+    operation = argument(call, 1, "op")
+    names = {getattr(value, "name", "") for value in program.values(operation)}
+    return operation is None or names == {"torch.distributed.ReduceOp.SUM"}
 
 
 def _divides_loss(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """`loss = model(batch) / world_size`, or a learning rate that is computed of it."""
-    statements = [*nodes_in(function, ast.Assign), *nodes_in(function, ast.AugAssign)]
-    divisions = nodes_in(function, ast.BinOp, ast.AugAssign)
-    inside = {
-        outer
-        for division in divisions
-        if isinstance(division.op, ast.Div)
-        for outer in (division, *ancestors(division))
-    }
-    return any(
-        statement in inside and re.search(r"loss|lr", ast.unparse(statement))
-        for statement in statements
-    )
+    for division in nodes_in(function, ast.BinOp, ast.AugAssign):
+        if not isinstance(division.op, ast.Div):
+            continue
+
+        statement = statement_of(division)
+        is_assignment = isinstance(statement, ast.Assign | ast.AugAssign)
+        if is_assignment and re.search(r"loss|lr", ast.unparse(statement)):
+            return True
+    return False
 
 
-def _is_sent(node: ast.AST) -> bool:
-    """Whether the function sends something to all ranks afterwards."""
-    later_calls = [later for later in calls_beside(node) if is_after(later, node)]
-    return any(called_name(later) in _SENDING for later in later_calls)
+# Results on one rank.
 
 
 @dataclass(frozen=True)
@@ -139,34 +148,59 @@ class _Holder:
         return scope_of(self.since)
 
 
+def _on_one_rank(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
+    """`dist.reduce(loss, 0)`, by whose result every rank steps a scheduler or leaves a loop."""
+    tensor = dotted(call.args[0]) if call.args else ""
+    if not tensor or any(rank_tests_at(program, call)) or _is_sent(call):
+        return
+
+    for holder in _holders(program, call, tensor):
+        use = _decision(program, holder)
+        if use is not None:
+            line = program.source_of(use).place(use).line
+            message = (
+                f"only one rank gets the result of {source.code(call.func)}, "
+                f"and every rank decides by it in line {line}"
+            )
+            yield RULE.at(source, call, message)
+            return
+
+
+def _is_sent(node: ast.AST) -> bool:
+    """Whether the function sends something to all ranks afterwards."""
+    later_calls = [later for later in calls_beside(node) if is_after(later, node)]
+    return any(called_name(later) in _SENDING for later in later_calls)
+
+
 def _holders(program: Program, since: ast.AST, name: str, depth: int = 0) -> Iterator[_Holder]:
-    """The variables that have the result, also what is computed of it, and in other functions."""
+    """The variables that have the result, also what is computed of it, and in other functions.
+
+    dist.reduce(loss, 0)         # loss
+    mean = loss.item() / count   # mean
+    """
     holder = _Holder(name, since)
     yield holder
+    if depth == DEEPEST:
+        return
+
     scope = holder.scope
-    assignments = [
-        assignment for assignment in nodes_in(scope, ast.Assign) if _is_of(assignment, holder)
-    ]
-    returns = nodes_in(scope, ast.Return)
-    is_returned = any(name in map(dotted, nodes_in(value, ast.Name)) for value in returns)
-    if isinstance(scope, ast.FunctionDef) and is_returned:
+    assignments = [part for part in nodes_in(scope, ast.Assign) if _is_computed_of(holder, part)]
+    returned = [part for value in nodes_in(scope, ast.Return) for part in nodes_in(value, ast.Name)]
+    if isinstance(scope, ast.FunctionDef) and name in map(dotted, returned):
         assignments += _assignments(program, scope, depth)
-    for assignment in assignments if depth < DEEPEST else ():
+
+    for assignment in assignments:
         target = dotted(assignment.targets[0])
         if target and not _is_sent(assignment):
             yield from _holders(program, assignment, target, depth + 1)
 
 
-def _is_of(assignment: ast.Assign, holder: _Holder) -> bool:
+def _is_computed_of(holder: _Holder, assignment: ast.Assign) -> bool:
     """`mean = (total / count).item()`"""
     names = map(dotted, nodes_in(assignment.value, ast.Name))
-    calls = nodes_in(assignment.value, ast.Call)
-    is_plain = all(called_name(call) in _KEEPING for call in calls)
-    return is_plain and holder.name in names and is_after(assignment, holder.since)
-
-
-def _is_in(node: ast.AST, expressions: list[ast.expr]) -> bool:
-    return any(outer in expressions for outer in (node, *ancestors(node)))
+    if holder.name not in names or not is_after(assignment, holder.since):
+        return False
+    return all(called_name(call) in _KEEPING for call in nodes_in(assignment.value, ast.Call))
 
 
 def _assignments(program: Program, function: ast.FunctionDef, depth: int) -> Iterator[ast.Assign]:
@@ -181,19 +215,41 @@ def _assignments(program: Program, function: ast.FunctionDef, depth: int) -> Ite
 
 
 def _decision(program: Program, holder: _Holder) -> ast.AST | None:
-    """The step of a scheduler with the value, or a comparison of it in a loop that breaks."""
+    """The step of a scheduler with the value, or a comparison of it in a loop that breaks.
+
+    scheduler.step(mean)
+    if mean < best - patience:
+        break
+    """
     names: list[ast.Name] = nodes_in(holder.scope, ast.Name)
     for use in names:
-        is_read = use.id == holder.name and isinstance(use.ctx, ast.Load)
-        if not is_read or not is_after(use, holder.since) or any(rank_tests_at(program, use)):
+        if use.id != holder.name or not isinstance(use.ctx, ast.Load):
             continue
-        calls = [outer for outer in ancestors(use) if isinstance(outer, ast.Call)]
-        step = next((outer for outer in calls if called_name(outer) not in _KEEPING), None)
-        if step is not None and called_name(step) == "step" and _is_in(use, step.args):
+        if not is_after(use, holder.since) or any(rank_tests_at(program, use)):
+            continue
+
+        step = _step_with(use)
+        if step is not None:
             return step
-        branch = next((outer for outer in ancestors(use) if isinstance(outer, ast.If)), None)
-        loop = loop_around(use)
-        is_tested = branch is not None and branch.test in (use, *ancestors(use))
-        if is_tested and loop is not None and nodes_in(loop, ast.Break):
+        if _is_tested(use) and _may_break(use):
             return use
     return None
+
+
+def _step_with(use: ast.Name) -> ast.Call | None:
+    """`scheduler.step(mean)`, also of `mean.item()`"""
+    for outer in ancestors(use):
+        if isinstance(outer, ast.Call) and called_name(outer) not in _KEEPING:
+            is_passed = any(part in outer.args for part in (use, *ancestors(use)))
+            return outer if is_passed and called_name(outer) == "step" else None
+    return None
+
+
+def _is_tested(use: ast.Name) -> bool:
+    branch = next((outer for outer in ancestors(use) if isinstance(outer, ast.If)), None)
+    return branch is not None and branch.test in (use, *ancestors(use))
+
+
+def _may_break(use: ast.Name) -> bool:
+    loop = loop_around(use)
+    return loop is not None and bool(nodes_in(loop, ast.Break))

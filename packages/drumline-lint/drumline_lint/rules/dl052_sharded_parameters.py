@@ -15,7 +15,6 @@ from drumline_lint.program.names import DDP, FSDP, GRAD_SCALERS
 from drumline_lint.program.origins import depends_on_rank, parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
-    called_name,
     calls_beside,
     dotted,
     is_after,
@@ -26,11 +25,14 @@ from drumline_lint.program.tree import (
 from drumline_lint.program.value import CallResult, ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import WRAPPERS
-from drumline_lint.training.saves import saves
+from drumline_lint.training.saves import Save, saves
 from drumline_lint.training.steps import is_method, is_optimizer
 
 RULE = rule("DL052")
 _ZERO = "torch.distributed.optim.ZeroRedundancyOptimizer"
+_SEEDS = ("torch.manual_seed", "torch.random.manual_seed")
+_LOADS = ("load_state_dict", "from_pretrained", "load_checkpoint", "load_model", "init_weights")
+_GATHERING = ("get_model_state_dict", "full_tensor", "get_state_dict", "StateDictOptions")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -43,32 +45,133 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         )
         fix = "make the optimizer after the model is sharded"
         yield RULE.at(source, optimizer, message, fix=fix, severity=Severity.WARNING)
+
     yield from _clipped_shards(program, source)
     near = calls_near(program, source, FSDP[0])
     if near and not calls_near(program, source, DDP):  # a flag chooses between the two
         yield from _plain_scalers(program, source)
         yield from _saved_shards(program, source)
+
     yield from _unconsolidated(program, source)
     yield from _saved_dtensors(program, source)
     yield from _of_different_models(program, source)
 
 
-_SEEDS = ("torch.manual_seed", "torch.random.manual_seed")
-_LOADS = ("load_state_dict", "from_pretrained", "load_checkpoint", "load_model", "init_weights")
+# Optimizers of parameters that are replaced.
+
+
+def _early_optimizers(program: Program, source: Source) -> Iterator[ast.Call]:
+    """Optimizers that know the parameters from before.
+
+    optimizer = torch.optim.AdamW(model.parameters())
+    model = FSDP(model)
+    """
+    for wrapping, sharded in _shardings(program, source):
+        model = dotted(sharded)
+        for call in calls_beside(wrapping) if model else ():
+            if not is_after(wrapping, call):
+                continue
+
+            if call.args and _makes_optimizer(program, call) and _takes(program, call, model):
+                yield call
+            elif optimizer := _made_beside(program, call, model):
+                yield optimizer if program.source_of(optimizer) is source else call
+
+
+def _shardings(program: Program, source: Source) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """The calls that shard a model, themselves or in a function that gets it, with the model."""
+    for wrapping in program.all_calls(*FSDP):
+        model = argument(wrapping, 0, "module")
+        if model is None or argument(wrapping, None, "use_orig_params") is not None:
+            continue  # the parameters stay the same objects
+
+        if program.source_of(wrapping) is source:
+            yield wrapping, model
+
+        for binding in program.bindings(model) if isinstance(model, ast.Name) else ():
+            if isinstance(binding.node, ast.arg):
+                yield from _shardings_by_function(program, source, binding.node)
+
+
+def _shardings_by_function(
+    program: Program, source: Source, parameter: ast.arg
+) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """`shard(model)`, where `def shard(net)` calls `FSDP(net)`"""
+    function = function_with(parameter)
+    if function is None:
+        return
+
+    for caller in program.callers(function):
+        model = argument(caller, number_of(function, parameter), parameter.arg)
+        if model is not None and program.source_of(caller) is source:
+            yield caller, model
+
+
+def _makes_optimizer(program: Program, call: ast.Call) -> bool:
+    made = [value.name for value in program.values(call) if isinstance(value, CallResult)]
+    return any(name.startswith("torch.optim.") and "lr_scheduler" not in name for name in made)
+
+
+def _takes(program: Program, call: ast.Call, model: str) -> bool:
+    """Whether it gets the model, or its parameters: `SGD(model.parameters())`, `build(model)`."""
+    if program.function_of(call) is not None and model in map(dotted, call.args):
+        return True
+
+    for origin in parts(program, call.args[0]):
+        for part in nodes_in(origin, ast.Call):
+            if not is_method(part, "parameters", "named_parameters"):
+                continue
+            if dotted(part.func.value) == model:
+                return True
+    return False
+
+
+def _made_beside(program: Program, call: ast.Call, model: str) -> ast.Call | None:
+    """The optimizer in the function of `model, optimizer = build()`."""
+    function = program.function_of(call)
+    statement = statement_of(call)
+    targets = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if function is None or not isinstance(targets, ast.Tuple):
+        return None
+    if model not in map(dotted, targets.elts):
+        return None
+
+    calls: list[ast.Call] = nodes_in(function, ast.Call)
+    if any(program.name_of(inner.func) in FSDP for inner in calls):
+        return None
+    if not any(is_method(inner, "parameters", "named_parameters") for inner in calls):
+        return None
+
+    for inner in calls:
+        if inner.args and _makes_optimizer(program, inner):
+            return inner
+    return None
+
+
+# Shards of different models.
 
 
 def _of_different_models(program: Program, source: Source) -> Iterator[Finding]:
     """Shards of models that differ across the ranks: only rank 0 has loaded its weights, or each
-    rank has drawn its own."""
+    rank has drawn its own.
+
+    if rank == 0:
+        model.load_state_dict(torch.load(path))
+    model = FSDP(model)
+    """
     for call in program.calls(source, FSDP[0]):
         model = argument(call, 0, "module")
         option = argument(call, None, "sync_module_states")
         is_off = option is None or program.values(option) == {ConstantValue(False)}
         if model is None or not is_off or has_unknown_arguments(call):
             continue
-        loads = [load for name in _LOADS for load in _calls_near(program, source, name)]
+
+        near = connected(program, source)
+        calls = [program.index(file).calls for file in near]
+        loads = [load for by_name in calls for name in _LOADS for load in by_name.get(name, ())]
         of_model = [load for load in loads if _is_of_model(program, load, model)]
         fix = "pass sync_module_states=True, which broadcasts the weights of rank 0"
+
         if of_model and all(is_main_only(guards(program, load)) for load in of_model):
             message = "only rank 0 has loaded the weights, and the other ranks shard random ones"
             yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
@@ -77,18 +180,14 @@ def _of_different_models(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
 
 
-def _calls_near(program: Program, source: Source, name: str) -> list[ast.Call]:
-    near = connected(program, source)
-    return [call for file in near for call in program.index(file).calls.get(name, ())]
-
-
 def _is_of_model(program: Program, load: ast.Call, model: ast.expr) -> bool:
-    owner = owner_of(load)
-    return owner is not None and bool(program.values(owner) & program.values(model))
+    """`model.load_state_dict(state)`"""
+    return bool(program.values(owner_of(load)) & program.values(model))
 
 
 def _is_drawn_by_rank(program: Program, wrapping: ast.Call) -> bool:
-    """Whether the last seed before the model is wrapped has the rank in it."""
+    """Whether the last seed before the model is wrapped has the rank in it:
+    `torch.manual_seed(42 + rank)`."""
     seeds = [
         call
         for call in calls_beside(wrapping)
@@ -104,27 +203,34 @@ def _seeds_torch(program: Program, call: ast.Call) -> bool:
     return any(program.name_of(part.func) in _SEEDS for part in (call, *inner))
 
 
+# Gradients of shards.
+
+
 def _clipped_shards(program: Program, source: Source) -> Iterator[Finding]:
     """`clip_grad_norm_` of FSDP's first version; tensors of the second know their norm."""
     for call in program.calls(source, "torch.nn.utils.clip_grad_norm_"):
-        clips = [
-            clipping
-            for clipping in calls_beside(call)
-            if is_method(clipping, "clip_grad_norm_")
-            and not program.name_of(clipping.func).startswith("torch.nn.")
-        ]
-        if call.args and not clips and _is_of_shards(program, call.args[0]):
+        if not call.args or _clips_by_model(program, call):
+            continue
+
+        if _is_of_shards(program, call.args[0]):
             message = "each rank clips by the norm of its own shards"
             yield RULE.at(source, call, message, fix="call the model's own clip_grad_norm_")
 
 
+def _clips_by_model(program: Program, clip: ast.Call) -> bool:
+    """Whether `model.clip_grad_norm_(1.0)` is beside it, in another branch."""
+    clips = [call for call in calls_beside(clip) if is_method(call, "clip_grad_norm_")]
+    return any(not program.name_of(call.func).startswith("torch.nn.") for call in clips)
+
+
 def _is_of_shards(program: Program, expression: ast.expr) -> bool:
+    """`FSDP(model).parameters()`"""
     for part in parts(program, expression):
-        if isinstance(part, ast.Call) and is_method(part, "parameters"):
-            owner = owner_of(part)
-            made = program.made(owner, *WRAPPERS)
-            if made and all(value.name == FSDP[0] for value in made):
-                return True
+        if not isinstance(part, ast.Call) or not is_method(part, "parameters"):
+            continue
+        made = program.made(owner_of(part), *WRAPPERS)
+        if made and all(value.name == FSDP[0] for value in made):
+            return True
     return False
 
 
@@ -133,6 +239,7 @@ def _plain_scalers(program: Program, source: Source) -> Iterator[Finding]:
     train."""
     if any_text_near(program, source, "ShardedGradScaler"):
         return
+
     for call in program.calls(source, *GRAD_SCALERS):
         option = argument(call, None, "enabled")
         is_on = option is None or program.values(option) == {ConstantValue(True)}
@@ -144,13 +251,16 @@ def _plain_scalers(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(source, call, message, fix="use ShardedGradScaler of torch.distributed")
 
 
+# States of shards.
+
+
 def _unconsolidated(program: Program, source: Source) -> Iterator[Finding]:
     """The state of a ZeroRedundancyOptimizer, of which each rank has a part until it is
     consolidated."""
-    calls = list(program.calls(source, f"{_ZERO}.state_dict"))
     if any_text_near(program, source, "consolidate_state_dict"):
         return
-    for call in calls:
+
+    for call in program.calls(source, f"{_ZERO}.state_dict"):
         message = f"{source.code(call)} is refused: each rank has only its part of the state"
         fix = "call consolidate_state_dict() on every rank before"
         yield RULE.at(source, call, message, fix=fix)
@@ -159,13 +269,11 @@ def _unconsolidated(program: Program, source: Source) -> Iterator[Finding]:
 def _saved_shards(program: Program, source: Source) -> Iterator[Finding]:
     """`optimizer.state_dict()` of a sharded model, that one rank saves."""
     for save in saves(program, source):
-        contents = [part for part in parts(program, save.what) if isinstance(part, ast.Call)]
-        owners = [call.func for call in contents if is_method(call, "state_dict")]
-        is_of_optimizer = any(
-            isinstance(owner, ast.Attribute) and is_optimizer(program, owner.value)
-            for owner in owners
-        )
-        if is_of_optimizer and is_main_only(guards(program, save.call)):
+        owners = _owners_of_states(program, save)
+        if not any(is_optimizer(program, owner) for owner in owners):
+            continue
+
+        if is_main_only(guards(program, save.call)):
             message = "rank 0 saves the optimizer's state of its own shards only"
             fix = "gather it on every rank with FSDP.optim_state_dict, then save on rank 0"
             yield RULE.at(source, save.call, message, fix=fix, severity=Severity.WARNING)
@@ -173,95 +281,23 @@ def _saved_shards(program: Program, source: Source) -> Iterator[Finding]:
 
 def _saved_dtensors(program: Program, source: Source) -> Iterator[Finding]:
     """`model.state_dict()` after `fully_shard(model)`, that one rank saves."""
-    calls = [call for name in FSDP[1:] for call in program.calls(source, name)]
-    sharded = {dotted(call.args[0]) for call in calls if call.args} - {""}
     if any_text_near(program, source, *_GATHERING):
         return
+
+    calls = [call for name in FSDP[1:] for call in program.calls(source, name)]
+    sharded = {dotted(call.args[0]) for call in calls if call.args} - {""}
     for save in saves(program, source) if sharded else ():
-        states = [
-            part
-            for part in parts(program, save.what)
-            if isinstance(part, ast.Call) and is_method(part, "state_dict")
-        ]
-        owners = [owner_of(state) for state in states]
-        is_of_model = any(owner is not None and dotted(owner) in sharded for owner in owners)
-        if is_of_model and is_main_only(guards(program, save.call)):
+        if sharded.isdisjoint(map(dotted, _owners_of_states(program, save))):
+            continue
+
+        if is_main_only(guards(program, save.call)):
             message = "rank 0 saves its own shards of the model only"
             fix = "gather it on every rank with get_model_state_dict, then save on rank 0"
             yield RULE.at(source, save.call, message, fix=fix, severity=Severity.WARNING)
 
 
-_GATHERING = (
-    "get_model_state_dict",
-    "full_tensor",
-    "get_state_dict",
-    "StateDictOptions",
-)
-
-
-def _early_optimizers(program: Program, source: Source) -> Iterator[ast.Call]:
-    for wrapping, sharded in _shardings(program, source):
-        model = dotted(sharded)
-        for call in calls_beside(wrapping) if model else ():
-            if not is_after(wrapping, call):
-                continue
-            takes = bool(call.args) and _makes_optimizer(program, call)
-            if takes and _takes(program, call, model):
-                yield call
-            elif optimizer := _made_beside(program, call, model):
-                yield optimizer if program.source_of(optimizer) is source else call
-
-
-def _made_beside(program: Program, call: ast.Call, model: str) -> ast.Call | None:
-    """The optimizer in the function of `model, optimizer = build()`."""
-    function = program.function_of(call)
-    statement = statement_of(call)
-    targets = statement.targets[0] if isinstance(statement, ast.Assign) else None
-    names = map(dotted, targets.elts) if isinstance(targets, ast.Tuple) else ()
-    calls = [] if function is None or model not in names else nodes_in(function, ast.Call)
-    is_sharded = any(program.name_of(inner.func) in FSDP for inner in calls)
-    made = [inner for inner in calls if inner.args and _makes_optimizer(program, inner)]
-    is_of_model = any(is_method(inner, "parameters", "named_parameters") for inner in calls)
-    return made[0] if made and is_of_model and not is_sharded else None
-
-
-def _shardings(program: Program, source: Source) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """The calls that shard a model, themselves or in a function that gets it, with the model."""
-    for wrapping in program.all_calls(*FSDP):
-        model = argument(wrapping, 0, "module")
-        if model is None or argument(wrapping, None, "use_orig_params") is not None:
-            continue  # the parameters stay the same objects
-        if program.source_of(wrapping) is source:
-            yield wrapping, model
-        for binding in program.bindings(model) if isinstance(model, ast.Name) else ():
-            if isinstance(binding.node, ast.arg):
-                yield from _shardings_by_function(program, source, binding.node)
-
-
-def _shardings_by_function(
-    program: Program, source: Source, parameter: ast.arg
-) -> Iterator[tuple[ast.Call, ast.expr]]:
-    function = function_with(parameter)
-    number = None if function is None else number_of(function, parameter)
-    for caller in [] if function is None else program.callers(function):
-        model = argument(caller, number, parameter.arg)
-        if model is not None and program.source_of(caller) is source:
-            yield caller, model
-
-
-def _makes_optimizer(program: Program, call: ast.Call) -> bool:
-    made = [value.name for value in program.values(call) if isinstance(value, CallResult)]
-    return any(name.startswith("torch.optim.") and "lr_scheduler" not in name for name in made)
-
-
-def _takes(program: Program, call: ast.Call, model: str) -> bool:
-    """Whether it gets the model, or its parameters."""
-    if program.function_of(call) is not None and model in map(dotted, call.args):
-        return True
-    return any(
-        called_name(part) in ("parameters", "named_parameters")
-        and isinstance(part.func, ast.Attribute)
-        and dotted(part.func.value) == model
-        for origin in parts(program, call.args[0])
-        for part in nodes_in(origin, ast.Call)
-    )
+def _owners_of_states(program: Program, save: Save) -> list[ast.expr]:
+    """`model` of `torch.save(model.state_dict(), path)`"""
+    calls = [part for part in parts(program, save.what) if isinstance(part, ast.Call)]
+    owners = [owner_of(call) for call in calls if is_method(call, "state_dict")]
+    return [owner for owner in owners if owner is not None]

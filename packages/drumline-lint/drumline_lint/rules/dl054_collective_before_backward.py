@@ -38,11 +38,20 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Losses that are reduced, and features that are gathered, before `backward()`."""
     if next(program.all_calls(DDP), None) is None:
         return
+
     for loop in batch_loops(program, source):
         if wrapped_calls(program, loop):
             yield from _reduced(program, source, loop)
+
     for call in program.calls(source, *_GATHERS):
-        yield from _gathered(program, source, call)
+        if _is_gathered_for_loss(program, call):
+            message = (
+                "gathered tensors have no gradient, and the loss is computed from nothing else"
+            )
+            yield RULE.at(source, call, message)
+
+
+# Losses that are reduced.
 
 
 def _reduced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
@@ -52,11 +61,12 @@ def _reduced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
         is_reduction = program.name_of(call.func) == "torch.distributed.all_reduce"
         if is_reduction and call.args and _goes_backward(call, dotted(call.args[0])):
             yield RULE.at(source, call, f"{source.code(call.func)} {message}")
+
         loss = owner_of(call) if is_method(call, "backward") else None
         for origin in written_values(program, loss):
-            helper = program.function_of(origin) if isinstance(origin, ast.Call) else None
-            is_here = loop in ancestors(origin) and is_after(call, origin)
-            if helper is not None and is_here and _reduces_argument(program, helper):
+            if not isinstance(origin, ast.Call) or not is_after(call, origin):
+                continue
+            if loop in ancestors(origin) and _reduces_argument(program, origin):
                 yield RULE.at(source, origin, f"{source.code(origin)} {message}")
 
 
@@ -65,42 +75,52 @@ def _goes_backward(call: ast.Call, loss: str) -> bool:
     for statement in rest_of_block(statement_of(call)):
         for later in nodes_in(statement, ast.Call):
             if is_method(later, "backward"):
-                owner = owner_of(later)
-                return owner is not None and bool(loss) and dotted(owner) == loss
+                return bool(loss) and dotted(later.func.value) == loss
     return False
 
 
-def _reduces_argument(program: Program, helper: FunctionNode) -> bool:
-    """Whether it reduces its parameter, and no copy of it."""
-    reductions = [
-        call
-        for call in nodes_in(helper, ast.Call)
-        if program.name_of(call.func) == "torch.distributed.all_reduce" and call.args
-    ]
-    tensors = [call.args[0] for call in reductions if isinstance(call.args[0], ast.Name)]
-    return any(_is_parameter(program, tensor) for tensor in tensors)
+def _reduces_argument(program: Program, call: ast.Call) -> bool:
+    """Whether a function of the given files reduces its parameter, and no copy of it.
+
+    def reduce_mean(loss):
+        dist.all_reduce(loss)
+    """
+    function = program.function_of(call)
+    for inner in [] if function is None else nodes_in(function, ast.Call):
+        if program.name_of(inner.func) != "torch.distributed.all_reduce":
+            continue
+        if inner.args and _is_parameter(program, inner.args[0]):
+            return True
+    return False
 
 
-def _is_parameter(program: Program, name: ast.Name) -> bool:
-    return {binding.kind for binding in program.bindings(name)} == {"parameter"}
+def _is_parameter(program: Program, name: ast.expr) -> bool:
+    bindings = program.bindings(name) if isinstance(name, ast.Name) else []
+    return {binding.kind for binding in bindings} == {"parameter"}
 
 
-def _gathered(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
-    """Features that go into the loss of a caller only as they were gathered."""
+# Features that are gathered.
+
+
+def _is_gathered_for_loss(program: Program, call: ast.Call) -> bool:
+    """Whether features go into the loss of a caller only as they were gathered.
+
+    def loss_of(features):
+        dist.all_gather(parts, features)
+        return cross_entropy(torch.cat(parts), labels)
+    """
     function = enclosing_function(call)
     features = call.args[1] if call.args[1:] else None
     if isinstance(features, ast.Call) and called_name(features) == "contiguous":
         features = owner_of(features)
-    if function is None or not isinstance(features, ast.Name) or _is_put_back(call, function):
-        return
-    if has_gradients_off(program, call) or not _is_parameter(program, features):
-        return
+    if function is None or features is None or not _is_parameter(program, features):
+        return False
+    if _is_put_back(call, function) or has_gradients_off(program, call):
+        return False
+
     callers = [function, *map(enclosing_function, program.callers(function))]
     losses = [caller for caller in callers if caller is not None and _has_loss(caller)]
-    gathers = (*_OF_FORM, function.name)
-    if any(_is_lost(program, caller, gathers) for caller in losses):
-        message = "gathered tensors have no gradient, and the loss is computed from nothing else"
-        yield RULE.at(source, call, message)
+    return any(_is_lost(program, caller, function.name) for caller in losses)
 
 
 def _is_put_back(call: ast.Call, function: FunctionNode) -> bool:
@@ -114,7 +134,7 @@ def _has_loss(function: FunctionNode) -> bool:
     return any(called_name(call) in _LOSSES for call in nodes_in(function, ast.Call))
 
 
-def _is_lost(program: Program, function: FunctionNode, gathers: tuple[str, ...]) -> bool:
+def _is_lost(program: Program, function: FunctionNode, gather: str) -> bool:
     """Whether all that is gathered of its parameters is used in no other way."""
     uses = [
         name
@@ -122,10 +142,15 @@ def _is_lost(program: Program, function: FunctionNode, gathers: tuple[str, ...])
         if isinstance(name.ctx, ast.Load) and _is_parameter(program, name)
     ]
     passed = [name for name in uses if not isinstance(parent_of(name), ast.Attribute)]
-    gathered = {name.id for name in passed if _is_within(name, gathers[-1:])}
-    return bool(gathered) and all(_is_within(name, gathers) for name in uses if name.id in gathered)
+    gathered = {name.id for name in passed if _is_within(name, (gather,))}
+    if not gathered:
+        return False
+
+    gathers = (*_OF_FORM, gather)
+    return all(_is_within(name, gathers) for name in uses if name.id in gathered)
 
 
 def _is_within(name: ast.Name, functions: tuple[str, ...]) -> bool:
+    """Whether it is an argument of a call, or a part of one: `gather(features)`."""
     calls = [outer for outer in ancestors(name) if isinstance(outer, ast.Call)]
     return any(called_name(call) in functions for call in calls)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.program.calls import argument
-from drumline_lint.program.imports import connected
+from drumline_lint.program.imports import any_text_near, connected
 from drumline_lint.program.program import Program
 from drumline_lint.reading.launchers import TORCHRUN
 from drumline_lint.reading.source import Source
@@ -18,34 +18,53 @@ _FLAGS = {"--local_rank", "--local-rank"}
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """The flag, if no file of the program reads LOCAL_RANK; DeepSpeed's launcher gives it."""
+    """The flag, if no file of the program reads LOCAL_RANK; DeepSpeed's launcher gives it.
+
+    parser.add_argument("--local_rank", type=int, default=0)
+    """
     if framework(program, source) == "deepspeed":
         return
-    for call in program.index(source).calls.get("add_argument", ()):
-        names = [option.value for option in call.args if isinstance(option, ast.Constant)]
-        flags = [name for name in names if isinstance(name, str) and name in _FLAGS]
+
+    for option in program.index(source).calls.get("add_argument", ()):
+        flags = [name for name in _names(option) if name in _FLAGS]
         if not flags or _reads_variable(program, source):
             continue
+
         message = f"torchrun passes no {flags[0]}: it keeps its default on every rank"
-        is_started = any(launch.kind == TORCHRUN for launch in program.launches_of(source))
-        is_torchrun = is_started or "torchrun" in source.text
-        is_sure = is_torchrun and not framework(program, source) and _is_used(program, call)
+        is_sure = _is_for_torchrun(program, source) and _is_used(program, source, option)
         severity = None if is_sure else Severity.NOTE
-        yield RULE.at(source, call, message, severity=severity)
+        yield RULE.at(source, option, message, severity=severity)
+
+
+def _names(option: ast.Call) -> list[str]:
+    """`["-r", "--local_rank"]` of `add_argument("-r", "--local_rank")`."""
+    return [str(part.value) for part in option.args if isinstance(part, ast.Constant)]
 
 
 def _reads_variable(program: Program, source: Source) -> bool:
+    """`os.environ["LOCAL_RANK"]`"""
     words = ('"LOCAL_RANK"', "'LOCAL_RANK'", "SLURM_LOCALID")
-    return any(word in near.text for near in connected(program, source) for word in words)
+    return any_text_near(program, source, *words)
 
 
-def _is_used(program: Program, option: ast.Call) -> bool:
+def _is_for_torchrun(program: Program, source: Source) -> bool:
+    """Whether torchrun starts the file, or the file says so; a framework may have a launcher of
+    its own."""
+    if framework(program, source):
+        return False
+    if "torchrun" in source.text:
+        return True
+    return any(launch.kind == TORCHRUN for launch in program.launches_of(source))
+
+
+# Whether the option is used.
+
+
+def _is_used(program: Program, source: Source, option: ast.Call) -> bool:
     """Whether something reads `args.local_rank`, `vars(args)["local_rank"]` or
     `getattr(args, "local_rank")`."""
     name = _destination(option)
-    return any(
-        _is_read_in(program, near, name) for near in connected(program, program.source_of(option))
-    )
+    return any(_is_read_in(program, near, name) for near in connected(program, source))
 
 
 def _destination(option: ast.Call) -> str:
@@ -53,20 +72,18 @@ def _destination(option: ast.Call) -> str:
     destination = argument(option, None, "dest")
     if isinstance(destination, ast.Constant):
         return str(destination.value)
-    names = [str(part.value) for part in option.args if isinstance(part, ast.Constant)]
-    long_name = next(name for name in names if name.startswith("--"))
-    return long_name.lstrip("-").replace("-", "_")
+
+    flag = next(name for name in _names(option) if name.startswith("--"))
+    return flag.lstrip("-").replace("-", "_")
 
 
 def _is_read_in(program: Program, source: Source, name: str) -> bool:
     index = program.index(source)
-    attributes = [part.attr for part in index.every(ast.Attribute) if _is_load(part)]
-    keys = [part.slice for part in index.every(ast.Subscript) if _is_load(part)]
+    for attribute in index.every(ast.Attribute):
+        if attribute.attr == name and isinstance(attribute.ctx, ast.Load):
+            return True
+
+    keys = [part.slice for part in index.every(ast.Subscript) if isinstance(part.ctx, ast.Load)]
     keys += [argument(call, 1, "name") for call in index.calls.get("getattr", ())]
     keys += [argument(call, 0, "key") for call in index.calls.get("get", ())]
-    texts = [key.value for key in keys if isinstance(key, ast.Constant)]
-    return name in attributes or name in texts
-
-
-def _is_load(part: ast.Attribute | ast.Subscript) -> bool:
-    return isinstance(part.ctx, ast.Load)
+    return any(isinstance(key, ast.Constant) and key.value == name for key in keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import held_conditions
@@ -13,11 +13,11 @@ from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
+    Loop,
     ancestors,
     called_name,
     calls_beside,
     dotted,
-    last_name,
     owner_of,
     parent_of,
     scope_of,
@@ -43,39 +43,49 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         model = source.code(call.args[0])
         message = f"the result of {source.code(call.func)} is lost: {model} trains without it"
         yield RULE.at(source, call, message, fix=f"write {model} = {source.code(call)}")
+
     yield from _missing_methods(program, source)
+
     scopes = [scope_of(call) for call in lost]
     loops = training_loops(program) if next(program.all_calls(DDP), None) else []
     for loop in loops:
-        calls = [call for call in calls_made_in(program, loop) if program.source_of(call) is source]
-        bypassing = [call for call in calls if _bypasses(program, call)]
         synchronized = wrapped_calls(program, loop)
+        bypass = _first_bypass(program, source, loop, synchronized)
+        if bypass is None or scope_of(bypass) in scopes:
+            continue
+
+        message = (
+            f"{source.code(bypass.func)} is the model inside DDP: "
+            "the gradients of this call are not averaged over ranks"
+        )
         severity = Severity.WARNING if synchronized else None
-        if synchronized:
-            bypassing = [call for call in bypassing if _is_of_other(program, call, synchronized)]
-        for call in bypassing[:1]:
-            if scope_of(call) not in scopes:
-                message = (
-                    f"{source.code(call.func)} is the model inside DDP: "
-                    "the gradients of this call are not averaged over ranks"
-                )
-                yield RULE.at(source, call, message, severity=severity)
+        yield RULE.at(source, bypass, message, severity=severity)
+
+
+def _is_lost(call: ast.Call) -> bool:
+    """`DDP(model)` as a statement; a test may want no more than its exception."""
+    if not isinstance(parent_of(call), ast.Expr) or not call.args:
+        return False
+    return not any(isinstance(outer, ast.Try | ast.With) for outer in ancestors(call))
+
+
+# Methods that DDP does not have.
 
 
 def _missing_methods(program: Program, source: Source) -> Iterator[Finding]:
     """`model.encode(x)`, where only the model inside DDP has it."""
-    index = program.index(source)
-    names = _names_of_methods(program) - _OF_MODULES
-    for call in (call for name in names & index.calls.keys() for call in index.calls[name]):
+    calls = program.index(source).calls
+    names = (_names_of_methods(program) - _OF_MODULES) & calls.keys()
+    for call in (call for name in names for call in calls[name]):
         owner = owner_of(call)
-        name = called_name(call)
         made = program.made(owner, DDP)
-        if not made or owner is None or len(made) < len(program.values(owner)):
+        if owner is None or not made or len(made) < len(program.values(owner)):
             continue
         if _is_not_wrapped(program, owner):
             continue
-        models = [value for wrapping in made for value in program.values(wrapped(wrapping.call))]
-        classes = [model.of for model in models if isinstance(model, Instance)]
+
+        name = called_name(call)
+        classes = _classes_inside(program, [value.call for value in made])
         if classes and all(program.method(class_, name) is not None for class_ in classes):
             message = (
                 f"{source.code(owner)} is wrapped in DDP, which has no method {name}: "
@@ -87,73 +97,85 @@ def _missing_methods(program: Program, source: Source) -> Iterator[Finding]:
 
 def _is_not_wrapped(program: Program, model: ast.expr) -> bool:
     """Where `hasattr(model, "module")` or `isinstance(model, DDP)` does not hold."""
-    return any(
-        called_name(test) in ("hasattr", "isinstance") and dotted(test.args[0]) == dotted(model)
-        for test, holds in held_conditions(program, model)
-        if isinstance(test, ast.Call) and test.args and not holds
-    )
+    for test, holds in held_conditions(program, model):
+        if holds or not isinstance(test, ast.Call) or not test.args:
+            continue
+        is_question = called_name(test) in ("hasattr", "isinstance")
+        if is_question and dotted(test.args[0]) == dotted(model):
+            return True
+    return False
 
 
 @cached_query
 def _names_of_methods(program: Program) -> set[str]:
-    """Of the models that are wrapped, where their classes are given."""
-    models = [wrapped(call) for call in program.all_calls(DDP)]
-    values = [value for model in models for value in program.values(model)]
-    classes = [value.of for value in values if isinstance(value, Instance)]
-    bases = [base for class_ in classes for base in program.ancestry(class_)]
-    return {
-        part.name
-        for base in bases
-        if not isinstance(base, str)
-        for part in base.body
-        if isinstance(part, ast.FunctionDef)
-    }
+    """The methods of the models that are wrapped, where their classes are given."""
+    names = set()
+    for class_ in _classes_inside(program, program.all_calls(DDP)):
+        for base in program.ancestry(class_):
+            if not isinstance(base, str):
+                names |= {part.name for part in base.body if isinstance(part, ast.FunctionDef)}
+    return names
 
 
-def _is_lost(call: ast.Call) -> bool:
-    """`DDP(model)` as a statement; a test may want no more than its exception."""
-    is_tried = any(isinstance(outer, ast.Try | ast.With) for outer in ancestors(call))
-    return isinstance(parent_of(call), ast.Expr) and bool(call.args) and not is_tried
+def _classes_inside(program: Program, wrappings: Iterable[ast.Call]) -> list[ast.ClassDef]:
+    """`[Net]` of `DDP(Net())`."""
+    values = [value for call in wrappings for value in program.values(wrapped(call))]
+    return [value.of for value in values if isinstance(value, Instance)]
+
+
+# Calls of the model inside DDP.
+
+
+def _first_bypass(
+    program: Program, source: Source, loop: Loop, synchronized: list[ast.Call]
+) -> ast.Call | None:
+    """The first call in a loop that runs the model without DDP; where calls of DDP are beside it,
+    only one that they do not make up for."""
+    for call in calls_made_in(program, loop):
+        if program.source_of(call) is not source or not _bypasses(program, call):
+            continue
+        if not synchronized or _is_of_other(program, call, synchronized):
+            return call
+    return None
 
 
 def _bypasses(program: Program, call: ast.Call) -> bool:
+    """`ddp.module(x)`, `ddp.module.loss(x)` before a backward, and `net(x)` after
+    `ddp = DDP(net)`."""
     if has_gradients_off(program, call):
         return False
-    inner = call.func
-    if isinstance(inner, ast.Attribute) and inner.attr == "forward":
-        inner = inner.value
-    if isinstance(inner, ast.Attribute) and inner.attr == "module":
-        return bool(program.made(inner.value, DDP))
-    if isinstance(inner, ast.Attribute) and last_name(inner.value) == "module":
-        module = inner.value
-        is_inside = isinstance(module, ast.Attribute) and program.made(module.value, DDP)
-        return bool(is_inside) and _goes_backward(program, call)
-    return any(is_wrapped_by(program, inner, wrapping) for wrapping in program.all_calls(DDP))
+
+    model = call.func
+    if isinstance(model, ast.Attribute) and model.attr == "forward":
+        model = model.value
+    if isinstance(model, ast.Attribute) and model.attr == "module":
+        return bool(program.made(model.value, DDP))
+
+    module = model.value if isinstance(model, ast.Attribute) else None
+    if isinstance(module, ast.Attribute) and module.attr == "module":
+        return bool(program.made(module.value, DDP)) and _goes_backward(program, call)
+    return any(is_wrapped_by(program, model, wrapping) for wrapping in program.all_calls(DDP))
 
 
 def _is_of_other(program: Program, call: ast.Call, synchronized: list[ast.Call]) -> bool:
-    """Whether it is a part of the loss, and of a model that DDP is never called for: the generator,
-    where only the discriminator is called wrapped."""
-    inner = call.func
-    is_inside = isinstance(inner, ast.Attribute) and inner.attr == "module"
-    model = dotted(inner.value) if isinstance(inner, ast.Attribute) else ""
-    models = {
-        dotted(nearby.func) for nearby in synchronized if not has_gradients_off(program, nearby)
-    }
-    is_same_scope = all(scope_of(nearby) is scope_of(call) for nearby in synchronized)
-    return (
-        is_inside
-        and bool(model)
-        and model not in models
-        and is_same_scope
-        and _goes_backward(program, call)
-    )
+    """Whether it is a part of the loss, and of a model that DDP is never called for.
+
+    score = discriminator(generator.module(noise))  # the generator bypasses DDP
+    """
+    module = call.func
+    if not isinstance(module, ast.Attribute) or module.attr != "module":
+        return False
+
+    training = [nearby for nearby in synchronized if not has_gradients_off(program, nearby)]
+    model = dotted(module.value)
+    if not model or model in {dotted(nearby.func) for nearby in training}:
+        return False
+    if any(scope_of(nearby) is not scope_of(call) for nearby in synchronized):
+        return False
+    return _goes_backward(program, call)
 
 
 def _goes_backward(program: Program, call: ast.Call) -> bool:
     """`loss = model.module.loss(x)`, then `loss.backward()`."""
     passes = [nearby for nearby in calls_beside(call) if is_method(nearby, "backward")]
-    owners = [
-        backward.func.value for backward in passes if isinstance(backward.func, ast.Attribute)
-    ]
-    return any(call in parts(program, loss) for loss in owners)
+    return any(call in parts(program, owner_of(backward)) for backward in passes)
