@@ -1,4 +1,9 @@
-"""DL003: every rank trains on the same samples."""
+"""DL003: every rank trains on the same samples.
+
+A DataLoader is reported if three things are known: a loop that trains goes over it, nothing that
+it is given depends on the rank, and every rank of a distributed run comes to it. Datasets of
+unknown libraries may divide themselves, so only those whose code or name is known count.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +94,11 @@ def _severity(program: Program, source: Source, loader: ast.Call) -> Severity | 
 
 
 def _gives_all(program: Program, loader: ast.Call) -> bool:
-    """Whether nothing in the call, nor in the dataset, has to do with ranks."""
+    """Whether nothing in the call, nor in the dataset, has to do with ranks.
+
+    `DataLoader(data, shuffle=True)` does; `DataLoader(Shard(path, rank))` does not, nor does a
+    loader with `**options`, which may have a sampler.
+    """
     samplers = [given(loader, "sampler"), given(loader, "batch_sampler")]
     if has_unknown_arguments(loader) or not all(_is_plain(program, part) for part in samplers):
         return False
@@ -110,11 +119,16 @@ def _gives_all(program: Program, loader: ast.Call) -> bool:
 
 
 def _is_shuffled(program: Program, loader: ast.Call) -> bool:
+    """Whether the ranks may draw different samples: `DataLoader(data, shuffle=True)`."""
     return ConstantValue(True) in program.values(given(loader, "shuffle"))
 
 
 def _is_plain(program: Program, sampler: ast.expr | None) -> bool:
-    """Whether there is no sampler, or one that gives every rank the same samples."""
+    """Whether there is no sampler, or one that gives every rank the same samples.
+
+    A sampler with several origins, `sampler = RandomSampler(data) if shuffle else None`, is plain
+    if all of them are.
+    """
     return all(_makes_plain(program, origin) for origin in written_values(program, sampler))
 
 
@@ -143,7 +157,11 @@ def _makes_plain(program: Program, origin: ast.expr) -> bool:
 
 
 def _classes(program: Program, dataset: ast.expr | None) -> list[ast.ClassDef]:
-    """The classes of the given files that it may be an instance of."""
+    """The classes of the given files that it may be an instance of.
+
+    data = Images(root)
+    loader = DataLoader(data)  # Images
+    """
     return [value.of for value in program.values(dataset) if isinstance(value, Instance)]
 
 
@@ -193,7 +211,12 @@ def _is_streamed(program: Program, part: ast.expr) -> bool:
 
 
 def _reads_file(program: Program, owner: ast.ClassDef) -> bool:
-    """Whether one of its methods calls `open(path)`, `np.load(path)` or `np.memmap(path)`."""
+    """Whether one of its methods reads a file, so that every rank gets all of it.
+
+    def __iter__(self):
+        for line in open(self.path):
+            yield parse(line)
+    """
     for method in owner.body:
         if not isinstance(method, ast.FunctionDef) or method.name == "__init__":
             continue
@@ -224,7 +247,10 @@ def _divides(text: str) -> bool:
 
 
 def _is_for_all(program: Program, loader: ast.Call, loops: list[Loop]) -> bool:
-    """Whether it is made on every rank of a distributed run, and iterated over on every one."""
+    """Whether it is made on every rank of a distributed run, and iterated over on every one.
+
+    A loop may still divide what it gets, `scatter(batch)`: then the loader is right.
+    """
     for node in (loader, *loops):
         if framework(program, program.source_of(node)):
             return False
@@ -271,7 +297,7 @@ def _replaces(program: Program, loader: ast.Call, nearby: ast.Call) -> bool:
 
 
 def _assigned_names(call: ast.Call) -> set[str]:
-    """`{"self.loader"}` of the call in `self.loader = DataLoader(data)`."""
+    """The names that get the loader: `self.loader` of `self.loader = DataLoader(data)`."""
     statement = parent_of(call)
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return {dotted(target) for target in targets} - {""}

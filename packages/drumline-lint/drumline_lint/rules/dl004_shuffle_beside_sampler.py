@@ -1,4 +1,8 @@
-"""DL004: both shuffle and a sampler set the order of the samples."""
+"""DL004: both shuffle and a sampler set the order of the samples.
+
+DataLoader refuses both, but only where the sampler is made, which is often a run with several
+processes: on a laptop the same line works.
+"""
 
 from __future__ import annotations
 

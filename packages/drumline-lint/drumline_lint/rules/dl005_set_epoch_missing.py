@@ -1,4 +1,8 @@
-"""DL005: every epoch has the same order."""
+"""DL005: every epoch has the same order.
+
+A DistributedSampler seeds its permutation with the epoch, which only `set_epoch` tells it. It is
+reported if it shuffles, feeds a loop over epochs, and no `set_epoch` of the program may be its own.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +48,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _finding(program: Program, source: Source, sampler: ast.Call) -> Finding:
+    """The finding at the sampler, or at a `set_epoch` that is given a constant.
+
+    It is a note in a notebook and for a run of one epoch, which may never have a second one.
+    """
     is_mild = source.is_notebook or _is_of_one_epoch(program, sampler)
     severity = Severity.NOTE if is_mild else None
 
@@ -65,7 +73,10 @@ def _finding(program: Program, source: Source, sampler: ast.Call) -> Finding:
 
 
 def _shuffles(program: Program, sampler: ast.Call) -> bool:
-    """Whether it shuffles, as it does by default, and nothing unknown may change that."""
+    """Whether it shuffles, as it does by default, and nothing unknown may change that.
+
+    `DistributedSampler(data)` does, `DistributedSampler(data, **options)` may not.
+    """
     shuffle = argument(sampler, 3, "shuffle")
     is_on = shuffle is None or ConstantValue(True) in program.values(shuffle)
     return is_on and not has_unknown_arguments(sampler)
@@ -105,12 +116,12 @@ def _is_of_one_epoch(program: Program, sampler: ast.Call) -> bool:
 
 
 def _names_epochs(*expressions: ast.expr) -> bool:
-    """`epoch`, `range(args.num_epochs)`"""
+    """Whether the head of a loop speaks of epochs: `epoch`, `range(args.num_epochs)`."""
     return any("epoch" in ast.unparse(expression).lower() for expression in expressions)
 
 
 def _end_of(head: ast.expr) -> list[ast.expr]:
-    """`3` of `range(0, 3)` and of `epoch < 3`."""
+    """The number that a loop counts to: `3` of `range(0, 3)` and of `epoch < 3`."""
     if isinstance(head, ast.Compare):
         return head.comparators[-1:]
     return head.args[-1:] if isinstance(head, ast.Call) else []
@@ -133,8 +144,13 @@ def _is_of_epochs(program: Program, sampler: ast.Call) -> bool:
 
 
 def _may_feed_epochs(program: Program, sampler: ast.Call) -> bool:
-    """Whether its loader, which no loop is seen to use, is made beside it in a program that
-    trains for epochs."""
+    """Whether its loader is made beside it, in a program that trains for epochs.
+
+    No loop is seen to use such a loader: it may be an attribute, or in a dictionary.
+
+    sampler = DistributedSampler(data)
+    self.loaders["train"] = DataLoader(data, sampler=sampler)
+    """
     calls = calls_beside(sampler)
     loaders_beside = [call for call in calls if program.name_of(call.func) == LOADER]
     if any(loader in training_loops(program) for loader in loaders_beside):
@@ -165,8 +181,10 @@ def _repeated_loaders(program: Program) -> set[ast.Call]:
 
 @cached_query
 def _trains_for_epochs(program: Program, sources: frozenset[Source]) -> bool:
-    """Whether these files wrap a model in DDP themselves, and all their training loops are within
-    a loop over epochs."""
+    """Whether these files wrap a model in DDP, and train it in loops within loops over epochs.
+
+    A framework calls `set_epoch` itself, so none of the files may use one.
+    """
     if not any("DistributedDataParallel" in source.text for source in sources):
         return False
     if any(framework(program, source) for source in sources):
@@ -177,7 +195,11 @@ def _trains_for_epochs(program: Program, sources: frozenset[Source]) -> bool:
 
 
 def _is_in_epochs(program: Program, loop: Loop) -> bool:
-    """Whether it is in a loop as `for epoch in range(num_epochs)`."""
+    """Whether a loop is within a loop over epochs, also one of its function's callers.
+
+    for epoch in range(num_epochs):
+        train(loader)
+    """
     outside = outer_loops(program, loop)
     return any(isinstance(outer, ast.For) and _names_epochs(outer.iter) for outer in outside)
 
@@ -186,18 +208,25 @@ def _is_in_epochs(program: Program, loop: Loop) -> bool:
 
 
 def _has_constant(call: ast.Call) -> bool:
-    """`sampler.set_epoch(0)`"""
+    """Whether it sets the same epoch each time: `sampler.set_epoch(0)`."""
     return bool(call.args) and isinstance(call.args[0], ast.Constant)
 
 
 def _may_be(program: Program, expression: ast.expr | None, sampler: ast.Call) -> bool:
-    """Whether an expression may have this sampler as its value."""
+    """Whether an expression may have this sampler as its value.
+
+    sampler = DistributedSampler(data) if distributed else RandomSampler(data)
+    """
     values = program.values(expression)
     return any(isinstance(value, CallResult) and value.call is sampler for value in values)
 
 
 def _call_with_constant(program: Program, source: Source, sampler: ast.Call) -> ast.Call | None:
-    """The call that sets the same epoch each time."""
+    """The call on this sampler that sets the same epoch each time, if there is one.
+
+    for epoch in range(90):
+        sampler.set_epoch(0)
+    """
     for call in program.index(source).calls.get("set_epoch", ()):
         if _has_constant(call) and _may_be(program, owner_of(call), sampler):
             return call
@@ -205,7 +234,8 @@ def _call_with_constant(program: Program, source: Source, sampler: ast.Call) -> 
 
 
 def _may_be_told(program: Program, sampler: ast.Call) -> bool:
-    """Whether there is a `set_epoch` on something that may be it, or something unknown gets it."""
+    """Whether its epoch may be set: by a `set_epoch` on something that may be it, or where a
+    library gets it, as in `Trainer(model, sampler=sampler)`."""
     if _is_handed_on(program, sampler):
         return True
 
@@ -217,7 +247,11 @@ def _may_be_told(program: Program, sampler: ast.Call) -> bool:
 
 
 def _is_handed_on(program: Program, sampler: ast.Call) -> bool:
-    """Whether a library's function beside it gets a sampler: `Trainer(model, sampler)`."""
+    """Whether a library's function beside it gets a sampler, and may set its epoch.
+
+    sampler = DistributedSampler(data)
+    trainer = Trainer(model, sampler)
+    """
     for call in calls_beside(sampler):
         is_unknown = program.name_of(call.func) != LOADER and program.function_of(call) is None
         if not is_unknown or called_name(call) in ("len", "isinstance", "print"):

@@ -1,4 +1,8 @@
-"""DL007: all ranks of a host use the same GPU."""
+"""DL007: all ranks of a host use the same GPU.
+
+Either its number is written out, or the first GPU is used because nothing chooses one. A process
+that sees one GPU only is right to use number 0, and frameworks choose for their users.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,11 @@ _SEES_ONE = re.compile(r"CUDA_VISIBLE_DEVICES|gpus-per-task|gpu-bind|gres=gpu:1\
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Numbers of GPUs that are written out, and the first GPU where no number is chosen."""
+    """GPUs that are the same on all ranks.
+
+    Examples: `DDP(model, device_ids=[0])`, `torch.cuda.set_device(0)`, and `model.cuda()` in a
+    program that never sets a device.
+    """
     if framework(program, source) or _sees_one_gpu(program, source):
         return
 
@@ -48,14 +56,20 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _sees_one_gpu(program: Program, source: Source) -> bool:
-    """Whether each process may see one GPU only, whose number is 0."""
+    """Whether each process may see one GPU only, whose number is 0.
+
+    Examples: `os.environ["CUDA_VISIBLE_DEVICES"] = local_rank`, and `srun --gpus-per-task=1`.
+    """
     if any_text_near(program, source, "CUDA_VISIBLE_DEVICES"):
         return True
     return any(_SEES_ONE.search(launch.script.text) for launch in program.launches_of(source))
 
 
 def _is_chosen(program: Program, source: Source) -> bool:
-    """Whether anything may choose the GPU of a process, or NCCL is not used for certain."""
+    """Whether anything may choose the GPU of a process, or NCCL is not used for certain.
+
+    With gloo, tensors are on the CPU, and no GPU has to be chosen.
+    """
     inits = calls_near(program, source, INIT)
     backends = [program.values(argument(init, 0, "backend")) for init in inits]
     is_nccl = bool(backends) and all(values == {ConstantValue("nccl")} for values in backends)
@@ -67,7 +81,7 @@ def _is_chosen(program: Program, source: Source) -> bool:
 
 
 def _in_wrapping(program: Program, source: Source) -> Iterator[Finding]:
-    """`DDP(model, device_ids=[0])`"""
+    """Numbers that DDP is given: `DDP(model, device_ids=[0])`."""
     for wrapping in program.calls(source, DDP):
         if any(conditions(program, wrapping)):
             continue
@@ -78,6 +92,7 @@ def _in_wrapping(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _fixed(source: Source, node: ast.expr) -> Iterator[Finding]:
+    """The finding, if the number of a GPU is written out: `0`, not `local_rank`."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         yield RULE.at(source, node, f"{source.code(node)} is the same GPU for all ranks of a host")
 
@@ -111,6 +126,7 @@ def _beside_start(program: Program, source: Source, init: ast.Call) -> Iterator[
 
 
 def _is_always_made(program: Program, call: ast.Call) -> bool:
+    """Whether no option decides about a call, and no `try` is prepared for its failure."""
     is_tried = any(isinstance(outer, ast.Try) for outer in ancestors(call))
     return not is_tried and not any(conditions(program, call))
 
@@ -119,7 +135,7 @@ def _is_always_made(program: Program, call: ast.Call) -> bool:
 
 
 def _models_by_default(program: Program, source: Source) -> Iterator[Finding]:
-    """`DDP(model.cuda())`"""
+    """Models that go to the current GPU, which is the first: `DDP(model.cuda())`."""
     for wrapping in program.calls(source, DDP):
         for part in parts(program, wrapped(wrapping)):
             if not is_on_default_gpu(program, part):
@@ -132,7 +148,11 @@ def _models_by_default(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _objects_by_default(program: Program, source: Source) -> Iterator[Finding]:
-    """`dist.all_gather_object(results, result)`, which sends objects through the current GPU."""
+    """Exchanges of objects, whose bytes go through the current GPU.
+
+    results = [None] * world_size
+    dist.all_gather_object(results, result)
+    """
     for call in program.calls(source, *_OBJECTS):
         if argument(call, None, "device") is not None or argument(call, None, "group") is not None:
             continue
@@ -142,6 +162,7 @@ def _objects_by_default(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _by_default(source: Source, node: ast.expr, message: str) -> Finding:
+    """The finding at what uses the current GPU; a warning, since a launcher may choose it."""
     message = f"{message}: nothing sets the device"
     fix = "call torch.cuda.set_device(local_rank) first"
     return RULE.at(source, node, message, fix=fix, severity=Severity.WARNING)

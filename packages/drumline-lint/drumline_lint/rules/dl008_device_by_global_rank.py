@@ -1,4 +1,8 @@
-"""DL008: the global rank is used as the number of a GPU on this host."""
+"""DL008: a rank is used as the number of a GPU that is not there.
+
+The global rank of the second host begins at 8 where its GPUs begin at 0. A process that sees one
+GPU has no other than number 0.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,11 @@ RULE = rule("DL008", in_tests=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Ranks that are no number of a visible GPU, in `set_device`, `torch.device`, `.to`, `.cuda`
-    and DDP's `device_ids`."""
+    """Ranks that are no number of a visible GPU.
+
+    Looked at are `set_device`, `torch.device`, `.to`, `.cuda` and DDP's `device_ids`; the first of
+    each line is reported.
+    """
     yield from _narrowed(program, source)
 
     reported_lines = set[int]()
@@ -43,7 +50,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _numbers(program: Program, source: Source) -> Iterator[ast.expr]:
-    """What stands for the number of a GPU: `rank` in `model.to(rank)` and in `f"cuda:{rank}"`."""
+    """What stands for the number of a GPU: `rank` in `model.to(rank)` and in `f"cuda:{rank}"`.
+
+    A device that is an expression by itself stands for its own number.
+    """
     for device in devices_given(program, source):
         if isinstance(device, ast.JoinedStr):
             for part in device.values:
@@ -57,7 +67,10 @@ def _numbers(program: Program, source: Source) -> Iterator[ast.expr]:
 
 
 def _of_global_rank(program: Program, source: Source, number: ast.expr) -> Finding | None:
-    """`torch.cuda.set_device(dist.get_rank())`"""
+    """The finding at a rank among all hosts: `torch.cuda.set_device(dist.get_rank())`.
+
+    It is a warning where several hosts are seen, which is where it fails.
+    """
     if program.source_of(number) is not source:
         return None
     # a parameter of which no caller is seen may be the number of a process of mp.spawn
@@ -77,7 +90,10 @@ def _of_global_rank(program: Program, source: Source, number: ast.expr) -> Findi
 
 
 def _of_local_rank(program: Program, source: Source, number: ast.expr) -> Finding | None:
-    """`torch.cuda.set_device(local_rank)` in what `srun --gpus-per-task=1` starts."""
+    """The finding at a local rank, if Slurm shows each task one GPU.
+
+    The script has `srun --gpus-per-task=1`, the program `torch.cuda.set_device(local_rank)`.
+    """
     if not _is_alone_with_gpu(program, source):
         return None
 
@@ -90,7 +106,10 @@ def _of_local_rank(program: Program, source: Source, number: ast.expr) -> Findin
 
 
 def _is_alone_with_gpu(program: Program, source: Source) -> bool:
-    """Whether scripts start it, and all by Slurm with several tasks on a node and a GPU for each."""
+    """Whether all scripts that start it show each of several tasks on a node its own GPU.
+
+    srun --ntasks-per-node=8 --gpus-per-task=1 python train.py
+    """
     started = program.launches_of(source)
     return bool(started) and all(
         launch.kind == PYTHON and sees_one_gpu(launch) and (tasks_per_node(launch) or 1) > 1

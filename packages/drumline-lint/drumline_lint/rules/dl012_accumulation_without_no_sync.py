@@ -1,4 +1,8 @@
-"""DL012: gradients are exchanged at every micro-batch."""
+"""DL012: gradients are exchanged at every micro-batch.
+
+DDP averages gradients in each backward pass. If the optimizer steps only after several, all but
+the last exchange are for nothing, unless `no_sync` switches them off.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _unswitched(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
-    """The backwards of a loop that never switches the exchange off."""
+    """The backwards of a loop that never switches the exchange off.
+
+    Reported is what every round runs, if the step is rare and no round sets the gradients to zero.
+    """
     functions = round_functions(program, loop)
     around = [enclosing_function(loop) or source.tree, *functions]
     texts = [program.source_of(function).code(function) for function in around]
@@ -82,7 +89,13 @@ def _unswitched(program: Program, source: Source, loop: Loop) -> Iterator[Findin
 
 
 def _rare_step(program: Program, loop: Loop) -> ast.Call | None:
-    """The step that is made after several rounds, or by a loop around when this one is through."""
+    """The step that is made after several rounds, or by a loop around when this one is through.
+
+    for batch in loader:
+        for micro_batch in batch.chunk(4):
+            loss_of(model(micro_batch)).backward()
+        optimizer.step()
+    """
     steps = steps_of_rounds(program, loop)
     if steps:
         return steps[0][0] if all(is_rare for _, is_rare in steps) else None
@@ -98,7 +111,10 @@ def _rare_step(program: Program, loop: Loop) -> ast.Call | None:
 
 
 def _is_conditional(program: Program, node: ast.AST, loop: Loop) -> bool:
-    """Whether a condition is between a node and the loop around it."""
+    """Whether a condition is between a node and the loop around it.
+
+    How often a step under `if is_ready:` is made is not known.
+    """
     return any(
         loop in ancestors(test) and parent_of(test) is not loop
         for test, _ in conditions(program, node, with_exits=False)

@@ -1,4 +1,8 @@
-"""DL014: every rank writes the same file."""
+"""DL014: every rank writes the same file.
+
+The last rank wins, or the file is a mixture. Known are the functions with which libraries save,
+and files that a program opens itself.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,10 @@ _GATHERED = (
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Files that all ranks write, with a path that is the same on all."""
+    """Files that all ranks write, with a path that is the same on all.
+
+    Examples: `torch.save(model.state_dict(), "model.pt")`, and `open("results.json", "w")`.
+    """
     yield from _saved(program, source)
     yield from _opened(program, source)
 
@@ -43,7 +50,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _saved(program: Program, source: Source) -> Iterator[Finding]:
-    """`torch.save(model.state_dict(), "model.pt")`"""
+    """Saves by a function of a library: `torch.save(model.state_dict(), "model.pt")`.
+
+    Those that cost little are notes: a second one in a function, one of settings, and one of what
+    is made only if it is missing.
+    """
     is_sharded = next(program.all_calls(*FSDP), None) is not None
     fix = _GATHERED if is_sharded else ""
     functions = set()
@@ -59,7 +70,7 @@ def _saved(program: Program, source: Source) -> Iterator[Finding]:
         # The first save of a function stands for those after it.
         is_first = function is None or function not in functions
         functions.add(function)
-        is_shown = is_first and is_of_ranks(program, source) and _is_valuable(program, save)
+        is_shown = is_first and is_of_ranks(program, source) and _is_large(program, save)
         if not is_shown or _is_made_if_missing(program, save.call):
             severity = Severity.NOTE
 
@@ -68,19 +79,14 @@ def _saved(program: Program, source: Source) -> Iterator[Finding]:
         yield RULE.at(source, save.call, message, fix=fix, severity=severity)
 
 
-def _is_valuable(program: Program, save: Save) -> bool:
-    """Whether a model or this rank's part of the data is in it, and not only a setting."""
-    return _is_of_model(program, save) or is_of_part(program, save.what)
-
-
-def _is_of_model(program: Program, save: Save) -> bool:
-    """Whether a model, its state or that of an optimizer is in it.
+def _is_large(program: Program, save: Save) -> bool:
+    """Whether a model or an optimizer is in it, or this rank's part of the data.
 
     Examples: `model.save_pretrained(path)`, `torch.save(net, path)`,
     `torch.save({"optimizer": optimizer.state_dict()}, path)`.
     """
     name = called_name(save.call)
-    if name in ("save_pretrained", "save_model"):
+    if name in ("save_pretrained", "save_model") or is_of_part(program, save.what):
         return True
     if name not in ("save", "save_file") or program.name_of(save.call.func).startswith("numpy."):
         return False
@@ -96,7 +102,11 @@ def _is_of_model(program: Program, save: Save) -> bool:
 
 
 def _is_made_if_missing(program: Program, call: ast.Call) -> bool:
-    """`if not os.path.exists(path):`: what is computed once is there in most runs."""
+    """Whether it is made only once, and is there in most runs.
+
+    if not os.path.exists("vocabulary.pt"):
+        torch.save(vocabulary, "vocabulary.pt")
+    """
     tests = [test for test, _ in conditions(program, call)]
     names = {called_name(question) for test in tests for question in nodes_in(test, ast.Call)}
     return not names.isdisjoint(("exists", "isfile", "is_file"))
@@ -133,24 +143,36 @@ def _opened(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _mode(call: ast.Call) -> str:
-    """`w` of `open(path, "w")`; empty if it is not written out."""
+    """`w` of `open(path, "w")`; empty if the mode is not written out, or is the default."""
     mode = argument(call, 1, "mode")
     return str(mode.value) if isinstance(mode, ast.Constant) else ""
 
 
 def _calls_of_block(call: ast.Call) -> list[ast.Call]:
-    """The calls in the `with` that opens a file; outside of one, the call itself."""
+    """The calls in the `with` that opens a file; outside of one, the call itself.
+
+    with open(path, "w") as file:
+        json.dump(results, file)  # this one, and `open`
+    """
     item = parent_of(call)
     block = None if item is None else parent_of(item)
     return nodes_in(block if isinstance(block, ast.With) else call, ast.Call)
 
 
 def _dumps(program: Program, call: ast.Call) -> bool:
+    """Whether all that is written is one object, so that a rank replaces what another has
+    written."""
     return any(program.name_of(inner.func) == "json.dump" for inner in _calls_of_block(call))
 
 
 def _writes_part(program: Program, call: ast.Call) -> bool:
-    """Whether what is written to an open file is of this rank's part of the data."""
+    """Whether what is written to an open file is of this rank's part of the data.
+
+    A function without a loop writes a number of the whole dataset.
+
+    for batch in loader_of_this_rank:
+        file.write(str(model(batch)))
+    """
     function = enclosing_function(call) or program.source_of(call).tree
     if not nodes_in(function, ast.For):
         return False  # a number of the whole dataset

@@ -1,4 +1,8 @@
-"""DL015: one process of every node writes the same file."""
+"""DL015: one process of every node writes the same file.
+
+A local rank of 0 is on every node. That is right for a disk of the node, and wrong for the one
+that all nodes share.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""DL016: what is saved has the wrapper's name in every key."""
+"""DL016: what is saved has the wrapper's name in every key.
+
+The keys of a wrapped model begin with `module.`, those of a compiled one with `_orig_mod.`. That is
+a mistake where a model without the wrapper loads them; a program may also cut the prefix off.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +50,19 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
         if program.made(model, DDP) and not _is_unwrapped(program, model):
             yield _wrapped(program, source, call, model)
-        elif _is_compiled(program, model):
-            yield from _compiled(program, source, call, model)
+        elif _is_compiled(program, model) and _is_loaded_uncompiled(program, model):
+            message = (
+                f"{source.code(model)} is compiled: all keys of its state begin with `_orig_mod.`"
+            )
+            fix = "save the state of the model that was given to torch.compile"
+            yield RULE.at(source, call, message, fix=fix)
 
 
 def _wrapped(program: Program, source: Source, call: ast.Call, model: ast.expr) -> Finding:
-    """`DDP(net).state_dict()`; a note if no other model is seen to load it."""
+    """The finding at a state with `module.` in its keys: `DDP(net).state_dict()`.
+
+    It is a note if no other model is seen to load it.
+    """
     written = source.code(model)
     is_loaded = _loads_plain(program) and _is_read(program, _key_of(call))
     return RULE.at(
@@ -64,21 +75,11 @@ def _wrapped(program: Program, source: Source, call: ast.Call, model: ast.expr) 
     )
 
 
-def _compiled(
-    program: Program, source: Source, call: ast.Call, model: ast.expr
-) -> Iterator[Finding]:
-    """`torch.compile(net).state_dict()`, if a model that is not compiled loads it."""
-    if any("_orig_mod" in file.text for file in program.sources):
-        return
-
-    if _loads_plain(program) and _loads_uncompiled(program, model):
-        message = f"{source.code(model)} is compiled: all keys of its state begin with `_orig_mod.`"
-        fix = "save the state of the model that was given to torch.compile"
-        yield RULE.at(source, call, message, fix=fix)
-
-
 def _edits(program: Program, model: ast.expr) -> list[Edit]:
-    """Where it is wrapped whatever happens. A function's parameter may be given something else."""
+    """The fix, where the model is wrapped whatever happens: `model.module.state_dict()`.
+
+    A function's parameter may be given something else, which has no `module`.
+    """
     values = previous_values(program, model)
     if isinstance(model, ast.Name):
         values = [binding.value for binding in program.bindings(model)]
@@ -95,7 +96,11 @@ def _edits(program: Program, model: ast.expr) -> list[Edit]:
 
 @cached_query
 def _saved(program: Program) -> set[ast.expr]:
-    """All calls of `.state_dict()` whose result is saved, in all given files."""
+    """All calls of `.state_dict()` whose result is saved, in all given files.
+
+    checkpoint = {"model": model.state_dict()}
+    torch.save(checkpoint, path)
+    """
     every = [save for source in program.sources for save in saves(program, source)]
     return {
         part
@@ -106,7 +111,10 @@ def _saved(program: Program) -> set[ast.expr]:
 
 
 def _key_of(call: ast.Call) -> str:
-    """Its key in what is written out: `model` of `{"model": net.state_dict()}`; else empty."""
+    """Its key in what is written out: `model` of `{"model": net.state_dict()}`; else empty.
+
+    Who loads the file names the same key, and so shows that it is this state.
+    """
     saved = parent_of(call)
     if not isinstance(saved, ast.Dict):
         return ""
@@ -121,8 +129,11 @@ def _key_of(call: ast.Call) -> str:
 
 
 def _is_unwrapped(program: Program, model: ast.expr) -> bool:
-    """Whether something takes, or may take, the model out of its wrapper, or there is one
-    process."""
+    """Whether something takes, or may take, the model out of its wrapper, or there is one process.
+
+    if isinstance(model, DDP):
+        model = model.module
+    """
     if program.made(model, *FSDP):  # by a setting, and its keys have no prefix
         return True
     if any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(model)):
@@ -137,7 +148,10 @@ def _is_unwrapped(program: Program, model: ast.expr) -> bool:
 
 
 def _unwraps(part: ast.expr) -> bool:
-    """`model.module`, `getattr(model, "module", model)`, `unwrap_model(model)`"""
+    """Whether this is what is inside a wrapper.
+
+    Examples: `model.module`, `getattr(model, "module", model)`, `unwrap_model(model)`.
+    """
     if isinstance(part, ast.Attribute):
         return part.attr in ("module", "_orig_mod")
 
@@ -146,8 +160,10 @@ def _unwraps(part: ast.expr) -> bool:
 
 
 def _is_compiled(program: Program, model: ast.expr) -> bool:
-    """Whether `torch.compile` made it, perhaps inside DDP; not the model inside a DDP that is
-    compiled."""
+    """Whether `torch.compile` made it, perhaps inside DDP.
+
+    `compiled.module` is the model inside a DDP that is compiled, and is not compiled itself.
+    """
     if isinstance(model, ast.Attribute) and model.attr == "module":
         model = model.value
         if program.made(model, "torch.compile"):
@@ -160,8 +176,11 @@ def _is_compiled(program: Program, model: ast.expr) -> bool:
 
 
 def _makers(program: Program, model: ast.expr) -> list[ast.Call]:
-    """The calls that give the model itself, also inside DDP: not those that give what was made of
-    it, as a scheduler."""
+    """The calls that give the model itself, also inside DDP.
+
+    model = torch.compile(Net())
+    model = DDP(model)  # both, not `optim.SGD(model.parameters())`
+    """
     makers: list[ast.Call] = []
     pending = [model]
     while pending and len(makers) < MOST_PARTS:
@@ -195,7 +214,10 @@ def _passed_through(program: Program, call: ast.Call) -> list[ast.expr]:
 
 
 def _loads(program: Program) -> list[ast.Call]:
-    """`model.load_state_dict(state)`, also where the model has another name; not `optimizer`."""
+    """The calls that load the state of a model: `model.load_state_dict(state)`.
+
+    Those of optimizers, schedulers and the like are told apart by their names.
+    """
     indexes = [program.index(source) for source in program.sources]
     calls = [call for index in indexes for call in index.calls.get("load_state_dict", ())]
     owners = [(call, ast.unparse(call.func).lower()) for call in calls]
@@ -207,8 +229,16 @@ def _loads_plain(program: Program) -> bool:
     return bool(_loads(program)) and not _expects_prefix(program)
 
 
-def _loads_uncompiled(program: Program, model: ast.expr) -> bool:
-    """Whether a model that is made of the same class, and not compiled, loads a state."""
+def _is_loaded_uncompiled(program: Program, model: ast.expr) -> bool:
+    """Whether a model that is made of the same class, and not compiled, loads a state.
+
+    Files that name `_orig_mod` know of the prefix.
+
+    Net().load_state_dict(torch.load(path))
+    """
+    if not _loads_plain(program) or any("_orig_mod" in file.text for file in program.sources):
+        return False
+
     for call in _loads(program):
         owner = owner_of(call)
         if owner is None or _is_compiled(program, owner):
@@ -220,7 +250,10 @@ def _loads_uncompiled(program: Program, model: ast.expr) -> bool:
 
 @cached_query
 def _expects_prefix(program: Program) -> bool:
-    """Whether a wrapped model loads a state, or the prefix is cut off."""
+    """Whether a wrapped model loads a state, or the prefix is cut off.
+
+    state = {name.replace("module.", ""): value for name, value in state.items()}
+    """
     if any(_STRIPPING.search(source.text) for source in program.sources):
         return True
     return any(program.made(owner_of(call), DDP) for call in _loads(program))
@@ -228,7 +261,10 @@ def _expects_prefix(program: Program) -> bool:
 
 @cached_query
 def _is_read(program: Program, key: str) -> bool:
-    """Whether some file takes a state out by this key, or loads a file as it is."""
+    """Whether some file takes a state out by this key, or loads a file as it is.
+
+    model.load_state_dict(checkpoint["model"])
+    """
     if not key:
         return any(_is_whole_file(program, call) for call in _loads(program))
 
@@ -237,7 +273,10 @@ def _is_read(program: Program, key: str) -> bool:
 
 
 def _is_whole_file(program: Program, load: ast.Call) -> bool:
-    """Whether what is loaded is no part of a file, and not written anew key by key."""
+    """Whether what is loaded is no part of a file, and not written anew key by key.
+
+    net.load_state_dict(torch.load(path))
+    """
     states = [origin for state in load.args for origin in written_values(program, state)]
     return any(_is_of_file(state) for state in states)
 

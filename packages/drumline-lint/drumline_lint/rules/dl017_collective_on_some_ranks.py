@@ -1,4 +1,8 @@
-"""DL017: only some ranks call a collective, and wait for the others forever."""
+"""DL017: only some ranks call a collective, and wait for the others forever.
+
+A collective returns when every rank has called it. Reported are those under a condition on ranks,
+also behind functions of the given files, unless the other ranks call it in another branch.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +27,16 @@ from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL017", only_distributed=False)
+# The package's name from its version 2 on.
 _LIGHTNING = re.compile(r"^\s*(import|from) lightning\b", re.MULTILINE)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Collectives under a condition on ranks, and calls there of functions that come to one."""
+    """Collectives under a condition on ranks, and calls there of functions that come to one.
+
+    if rank == 0:
+        dist.barrier()
+    """
     if source not in distributed_sources(program) and not framework(program, source):
         return
 
@@ -50,18 +59,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _is_seen_here(program: Program, name: str, chain: tuple[ast.Call, ...]) -> bool:
     """Whether the collective is called beside the condition, or in a function of the same file that
-    is called there."""
+    is called there.
+
+    A longer way, or one through other files, may have conditions that are not seen.
+    """
     is_of_trainer = name.startswith("pytorch_lightning.Trainer.")
-    if is_of_trainer and not _is_lightning_2(program, chain[-1]):
-        return False  # whether it saves together depends on its version
+    if is_of_trainer and not _LIGHTNING.search(program.source_of(chain[-1]).text):
+        return False  # whether a Trainer saves together depends on its version
 
     sources = {program.source_of(call) for call in chain}
     return len(chain) <= 2 and len(sources) == 1
-
-
-def _is_lightning_2(program: Program, call: ast.Call) -> bool:
-    """Whether the file imports `lightning`, which is the package's name from its version 2 on."""
-    return _LIGHTNING.search(program.source_of(call).text) is not None
 
 
 def _serves(chain: tuple[ast.Call, ...]) -> bool:
@@ -78,7 +85,11 @@ def _serves(chain: tuple[ast.Call, ...]) -> bool:
 
 
 def _message(source: Source, test: RankTest, name: str, chain: tuple[ast.Call, ...]) -> str:
-    """`only rank 0 calls save, which calls barrier through finish: that blocks until ...`"""
+    """What a rank calls, with the functions that lead to the collective.
+
+    `only rank 0 calls save, which calls barrier through finish: that blocks until every rank calls
+    it`
+    """
     first = source.code(chain[0].func)
     if len(chain) == 1:
         return f"{who_calls(test)} {first}, which blocks until every rank calls it"

@@ -1,4 +1,8 @@
-"""DL018: some ranks leave, and the others wait for them."""
+"""DL018: some ranks leave, and the others wait for them.
+
+An exit is reported if a condition on the rank leads to it, and what follows needs every rank: a
+collective, or the backward pass of a wrapped model.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _ends_well(program: Program, statement: ast.Expr) -> bool:
-    """`sys.exit()`, without an error: the launcher then waits for the other ranks."""
+    """Whether it ends the process without an error: `sys.exit()`, `sys.exit(0)`.
+
+    After an error, the launcher ends the other ranks; after this, it waits for them.
+    """
     call = statement.value
     if not isinstance(call, ast.Call) or program.name_of(call.func) not in ENDING_CALLS:
         return False
@@ -65,14 +72,23 @@ def _ends_well(program: Program, statement: ast.Expr) -> bool:
 
 
 def _conditions(program: Program, exit_: ast.stmt) -> list[tuple[ast.expr, bool]]:
-    """The conditions around it; of `break` and `continue`, those inside the loop."""
+    """The conditions around an exit; of `break` and `continue`, those inside the loop.
+
+    if is_training:
+        for batch in loader:
+            if rank != 0:  # only this one decides about the break
+                break
+    """
     held = conditions(program, exit_, with_exits=False)
     loop = loop_around(exit_) if isinstance(exit_, ast.Break | ast.Continue) else None
     return [(test, holds) for test, holds in held if loop is None or loop in ancestors(test)]
 
 
 def _who_leaves(program: Program, exit_: ast.stmt) -> str:
-    """In words; empty if it is not known who."""
+    """Who leaves, in words; empty if it is not known, or the ranks meet again.
+
+    `if rank == 0: return` gives `rank 0 leaves`, `if rank != 0` gives `all ranks but one leave`.
+    """
     if isinstance(exit_, ast.Continue) and isinstance(loop_around(exit_), ast.While):
         return ""  # the rank comes to the collective later
 
@@ -88,8 +104,10 @@ def _who_leaves(program: Program, exit_: ast.stmt) -> str:
 
 
 def _is_by_ranks(program: Program, exit_: ast.stmt) -> bool:
-    """Whether every condition around it asks for the rank, or for what the loop computes; one on an
-    option may hold in no run."""
+    """Whether every condition around an exit asks for the rank, or for what the loop computes.
+
+    A condition on an option, `if args.export:`, may hold in no run.
+    """
     for test, holds in _conditions(program, exit_):
         if isinstance(parent_of(test), ast.While):
             continue
@@ -123,12 +141,17 @@ def _is_computed(exit_: ast.stmt, test: ast.expr) -> bool:
 
 
 def _names(node: ast.AST) -> set[str]:
-    """`{"self.best", "self", "loss"}` of `self.best > loss`."""
+    """The names in it: `self.best`, `self` and `loss` of `self.best > loss`."""
     return {dotted(name) for name in nodes_in(node, ast.Name, ast.Attribute)} - {""}
 
 
 def _assigned_in(loop: ast.AST) -> set[str]:
-    """The names that a loop assigns, and the objects of which it calls methods."""
+    """The names that a loop assigns, and the objects of which it calls methods.
+
+    for batch in loader:
+        losses.append(train(batch))  # losses
+        best = min(losses)           # best
+    """
     changed = [target for made in nodes_in(loop, ast.Assign) for target in made.targets]
     changed += [made.target for made in nodes_in(loop, ast.AugAssign)]
     for call in nodes_in(loop, ast.Call):
@@ -143,7 +166,15 @@ def _assigned_in(loop: ast.AST) -> set[str]:
 
 
 def _missed(program: Program, exit_: ast.stmt) -> str:
-    """What the others block in; empty if they do not."""
+    """What the other ranks block in; empty if they do not.
+
+    A collective that the rank calls before it leaves is none: it has met the others there.
+
+    if rank == 0:
+        dist.barrier()
+        return
+    dist.barrier()
+    """
     done = {name for node in block_of(exit_) for name, _ in collectives_in(program, node)}
 
     for node in _what_others_do(exit_):
@@ -161,15 +192,21 @@ def _missed(program: Program, exit_: ast.stmt) -> str:
 
 
 def _is_left_before(node: ast.AST, call: ast.Call) -> bool:
-    """Whether the other ranks may return before they come to the call."""
+    """Whether the other ranks may return before they come to the call.
+
+    if not metrics:
+        return
+    dist.all_reduce(metrics)
+    """
     returns = [] if isinstance(node, LOOPS) else nodes_in(node, ast.Return)
     return any(left.lineno < call.lineno for left in returns)
 
 
 def _what_others_do(exit_: ast.stmt) -> Iterator[ast.AST]:
-    """The rest of the blocks around it, and the loops that continue.
+    """The rest of the blocks around an exit, and the loops that continue.
 
-    A `break` leaves the others in the body of the loop, a `return` in what follows it, too.
+    A `continue` leaves the others in the rest of the round, a `break` also in the rounds to come,
+    and a `return` in everything that the function still does.
     """
     inner: ast.stmt = exit_
     for outer in ancestors(exit_):

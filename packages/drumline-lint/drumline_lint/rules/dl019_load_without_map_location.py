@@ -1,4 +1,8 @@
-"""DL019: every rank loads onto the GPU that the file was saved from."""
+"""DL019: every rank loads onto the GPU that the file was saved from.
+
+A tensor remembers its device, mostly the first GPU of a host. Without `map_location`, all ranks
+load onto that one, which then is out of memory.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,10 @@ def _is_placed(call: ast.Call) -> bool:
 
 
 def _is_first_gpu(program: Program, source: Source, location: ast.expr | None) -> bool:
-    """`"cuda:0"`, and `"cuda"`, the current one, where nothing chooses one."""
+    """Whether all ranks of a host load onto the first GPU.
+
+    Examples: `map_location="cuda:0"`, and `"cuda"`, the current one, where nothing chooses one.
+    """
     device = location.value if isinstance(location, ast.Constant) else None
     if device == "cuda":
         return not calls_near(program, source, "torch.cuda.set_device")

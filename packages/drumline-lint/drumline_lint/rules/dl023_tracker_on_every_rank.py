@@ -1,4 +1,8 @@
-"""DL023: every rank begins a run of a tracker."""
+"""DL023: every rank begins a run of a tracker.
+
+The page of the tracker then shows as many runs as there are ranks. Runs that are named by rank, or
+are of one group, are meant to be several.
+"""
 
 from __future__ import annotations
 

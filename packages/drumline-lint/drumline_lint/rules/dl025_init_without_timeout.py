@@ -1,4 +1,8 @@
-"""DL025: the timeout of the process group does not fit."""
+"""DL025: the timeout of the process group does not fit.
+
+It is of a wrong type, or it is the default one, 10 minutes with NCCL, while one rank prepares data
+for longer and the others wait for it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,10 @@ _LONG = ("map", "save_to_disk", "snapshot_download", "extractall", "download_and
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """A timeout of a wrong type, and the default one where one rank works for long."""
+    """A timeout of a wrong type, and the default one where one rank works for long.
+
+    dist.init_process_group("nccl", timeout=1800)
+    """
     for init in program.calls(source, INIT):
         timeout = program.values(argument(init, 2, "timeout"))
         values = [getattr(value, "value", None) for value in timeout]
@@ -45,7 +52,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 @cached_query
 def _long_work_near(program: Program, component: frozenset[Source]) -> list[ast.Call]:
-    """The long work in these files, in the order in which they were given."""
+    """The long work in these files, in the order in which they were given.
+
+    The group is often made in one file, and the data prepared in another.
+    """
     near = [file for file in program.sources if file in component]
     return [work for file in near for work in _long_work(program, file)]
 
@@ -71,7 +81,7 @@ def _long_work(program: Program, source: Source) -> Iterator[ast.Call]:
 
 
 def _is_before_barrier(program: Program, branch: ast.If) -> bool:
-    """Whether the next statement waits for all ranks."""
+    """Whether the next statement waits for all ranks: `dist.barrier()`."""
     following = rest_of_block(branch)[:1]
     calls = [call for statement in following for call in nodes_in(statement, ast.Call)]
     return any(

@@ -1,4 +1,8 @@
-"""DL028: gradients are clipped while they are still scaled."""
+"""DL028: gradients are clipped while they are still scaled.
+
+A GradScaler multiplies the loss by a large number, and so the gradients. A limit of 1.0 then clips
+nearly all of them to nothing.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _scaler_before(program: Program, calls: list[ast.Call], clip: ast.Call) -> str:
-    """The scaler that scaled a loss before the clip, if nothing was unscaled."""
+    """The scaler that scaled a loss before the clip, if nothing was unscaled.
+
+    `scaler` for `scaler.scale(loss).backward()`, unless `scaler.unscale_(optimizer)` is in between.
+    """
     before = calls[: calls.index(clip)] if clip in calls else []
     if any(is_method(call, "unscale_", "unscale_gradients") for call in before):
         return ""

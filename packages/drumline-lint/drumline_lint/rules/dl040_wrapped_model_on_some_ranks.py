@@ -1,4 +1,8 @@
-"""DL040: only some ranks run a wrapped model, so its collectives block."""
+"""DL040: only some ranks run a wrapped model, so its collectives block.
+
+What blocks depends on the wrapper: FSDP gathers weights in each forward, DDP averages gradients in
+each backward, and broadcasts buffers in the first forward.
+"""
 
 from __future__ import annotations
 
@@ -89,14 +93,20 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_certain(program: Program, call: ast.Call, run: _ModelRun) -> bool:
-    """Whether the call shows the model, or the ranks that do not run it come to something else."""
+    """Whether the call shows the model, or the ranks that do not run it come to something else.
+
+    For `log(trainer)`, which runs `trainer.model(batch)` somewhere, there has to be a collective.
+    """
     if run.call is call or run.model in call.args:
         return True
     return _is_followed_by_collective(program, call)
 
 
 def _block_of(call: ast.Call) -> ast.AST:
-    """The outermost condition around it in its function."""
+    """The outermost condition around it in its function; without one, the function.
+
+    Calls in one block are one mistake, and are reported once.
+    """
     block: ast.AST = enclosing_function(call) or scope_of(call)
     for outer in ancestors(call):
         if outer is block:
@@ -134,7 +144,11 @@ def _run_by(program: Program, call: ast.Call) -> _ModelRun | None:
 def _models_called(
     program: Program, call: ast.Call, function: ast.FunctionDef, inner: ast.Call
 ) -> Iterator[ast.expr]:
-    """What a call in a function may run: `self.model`, or what the caller gives for `net`."""
+    """What a call in a function may run: `self.model`, or what the caller gives for `net`.
+
+    def evaluate(net, batch):
+        return net(batch)  # `model` of `evaluate(model, batch)`
+    """
     model = _called(inner)
     if isinstance(model, ast.Attribute):
         yield model
@@ -148,7 +162,7 @@ def _models_called(
 
 
 def _called(call: ast.Call) -> ast.expr:
-    """`model` of `model(x)` and `model.generate(x)`."""
+    """The model of a call: `model` of `model(x)` and `model.generate(x)`."""
     function = call.func
     if isinstance(function, ast.Attribute) and function.attr in ("forward", "generate"):
         return function.value
@@ -173,7 +187,12 @@ def _wrappings(program: Program, model: ast.expr) -> list[CallResult]:
 
 
 def _is_inner(origin: ast.expr) -> bool:
-    """The inner model of a run with one process, or `torch.compile` of the wrapped one."""
+    """Whether it is the inner model of a run with one process, or `torch.compile` of the wrapped
+    one.
+
+    `model = Net()` is, before `model = DDP(model)`; `model = unwrap(model)` and `deepcopy(model)`
+    have no collectives.
+    """
     if isinstance(origin, ast.Attribute):
         return origin.attr != "module"
 
@@ -185,8 +204,11 @@ def _is_inner(origin: ast.expr) -> bool:
 
 
 def _effect(program: Program, call: ast.Call, run: _ModelRun) -> str:
-    """What the model does together with the ranks that do not come; empty if nothing, or if they
-    run it elsewhere."""
+    """What the model does together with the ranks that do not come; empty if nothing.
+
+    Nothing is known of a group of some ranks, of a model that only these ranks wrap, and of one
+    that the other ranks run elsewhere.
+    """
     made = _wrappings(program, run.model)
     for wrapping in (value.call for value in made):
         if has_group(program, wrapping) or guards(program, wrapping):
@@ -206,13 +228,19 @@ def _effect(program: Program, call: ast.Call, run: _ModelRun) -> str:
 
 
 def _sends_buffers(program: Program, wrapping: ast.Call) -> bool:
-    """Not `DDP(model, broadcast_buffers=False)`."""
+    """Whether it may broadcast buffers: not `DDP(model, broadcast_buffers=False)`."""
     option = argument(wrapping, 4, "broadcast_buffers")
     return option is None or program.values(option) == {ConstantValue(True)}
 
 
 def _is_followed_by_collective(program: Program, call: ast.Call) -> bool:
-    """Whether all ranks come to a collective after it, in a loop around it that trains."""
+    """Whether all ranks come to a collective after it, in a loop around it that trains.
+
+    for batch in loader:
+        if rank == 0:
+            preview(model)
+        dist.all_reduce(loss_of(model(batch)))
+    """
     for loop in ancestors(call):
         if not isinstance(loop, ast.For | ast.While):
             continue
@@ -229,8 +257,10 @@ def _is_followed_by_collective(program: Program, call: ast.Call) -> bool:
 
 
 def _runs_elsewhere(program: Program, call: ast.Call, model: ast.expr) -> bool:
-    """Whether the function runs it under another condition on ranks, or on all without gradients:
-    DDP sends no buffers after that until it trains again."""
+    """Whether the function runs it under another condition on ranks, or on all without gradients.
+
+    DDP sends no buffers after a pass without gradients until it trains again.
+    """
     written = ast.unparse(model)
     for nearby in calls_beside(call):
         if nearby is call:
@@ -260,7 +290,12 @@ def _matches(program: Program, call: ast.Call, model_pass: ast.Call) -> bool:
 
 
 def _evaluates(program: Program, call: ast.Call, written: str) -> bool:
-    """Whether it is a function that every rank lets run the model without gradients."""
+    """Whether it is a function that every rank lets run the model without gradients.
+
+    validate(model)  # with torch.no_grad() in it
+    if rank == 0:
+        model(sample)
+    """
     run = _run_by(program, call)
     if run is None or run.call is call or ast.unparse(run.model) != written:
         return False

@@ -1,4 +1,8 @@
-"""DL042: every rank downloads the dataset."""
+"""DL042: every rank downloads the dataset.
+
+All ranks of a node write to the same files while the first to come already reads them. With one
+rank on each node, and a disk for each, nothing is wrong.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +71,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _downloads(program: Program, source: Source) -> Iterator[ast.Call]:
-    """`MNIST(root, download=True)`, `wget.download(url)`, `archive.extractall(path)`"""
+    """The calls that download or extract to a path that is the same on all ranks.
+
+    Examples: `MNIST(root, download=True)`, `wget.download(url)`, `archive.extractall(path)`.
+    """
     for keyword in program.index(source).every(ast.keyword):
         call = parent_of(keyword)
         if keyword.arg != "download" or not isinstance(call, ast.Call):
@@ -111,7 +118,10 @@ def _is_done_before(program: Program, call: ast.Call) -> bool:
 
 
 def _is_for_one(program: Program, source: Source) -> bool:
-    """Whether one process may run it, or each rank has a disk of its own."""
+    """Whether one process may run it, or each rank has a disk of its own.
+
+    A file that has its `DDP(model)` in a comment is run by one process today.
+    """
     if source.is_notebook or _has_one_rank_a_node(program, source):
         return True
 
@@ -121,8 +131,10 @@ def _is_for_one(program: Program, source: Source) -> bool:
 
 
 def _has_one_rank_a_node(program: Program, source: Source) -> bool:
-    """Whether scripts start one rank on each node, or the world is counted in nodes:
-    `init_process_group(world_size=args.num_nodes)`."""
+    """Whether scripts start one rank on each node, or the world is counted in nodes.
+
+    dist.init_process_group("gloo", world_size=args.num_nodes)
+    """
     sizes = [argument(init, None, "world_size") for init in calls_near(program, source, INIT)]
     counted = [ast.unparse(size).lower() for size in sizes if size is not None]
     if counted and all(map(_OF_NODES.fullmatch, counted)):

@@ -1,4 +1,8 @@
-"""DL043: every rank splits the data in its own way."""
+"""DL043: every rank splits the data in its own way.
+
+Without a seed, each rank draws a split of its own: samples that one rank tests on are those that
+another trains on.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,12 @@ _SHUFFLES = ("random.shuffle", "numpy.random.shuffle")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Random splits in programs that set no seed, or only such with the rank in it."""
+    """Random splits in programs that set no seed, or only such with the rank in it.
+
+    files = list(folder.iterdir())
+    random.shuffle(files)
+    files = files[rank::world_size]
+    """
     if framework(program, source):
         return
 
@@ -58,7 +67,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_unseeded_split(program: Program, call: ast.Call) -> bool:
-    """`random_split(data, [50000, 10000])`, without a generator"""
+    """Whether it splits data, and is given no generator: `random_split(data, [50000, 10000])`."""
     name = program.name_of(call.func)
     number = 2 if name.startswith("torch.") else None
     if argument(call, number, _SPLITS[name]) is not None or has_unknown_arguments(call):
@@ -67,7 +76,11 @@ def _is_unseeded_split(program: Program, call: ast.Call) -> bool:
 
 
 def _chooses_samples(program: Program, call: ast.Call) -> bool:
-    """Whether a permutation is given to a Subset: `Subset(data, np.random.permutation(n)[:100])`."""
+    """Whether a permutation is given to a Subset.
+
+    order = np.random.permutation(len(data))
+    train_data = Subset(data, order[:50000])
+    """
     calls = program.index(program.source_of(call)).calls
     subsets = [*calls.get("Subset", ()), *calls.get("SubsetRandomSampler", ())]
     return any(call in parts(program, value) for subset in subsets for value in subset.args)

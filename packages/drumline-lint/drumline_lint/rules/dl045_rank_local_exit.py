@@ -1,4 +1,8 @@
-"""DL045: one rank leaves a step, or enters a collective, by a value of its own."""
+"""DL045: one rank leaves a step, or enters a collective, by a value of its own.
+
+Each rank has its own clock, memory, random numbers, signals, losses and batches. A rank that leaves
+by one of them leaves the others in the next backward pass, unless the ranks exchange it first.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +88,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _lone_collectives(program: Program, source: Source) -> Iterator[Finding]:
-    """`if random.random() < 0.1: dist.barrier()`"""
+    """Collectives under such a condition: `if random.random() < 0.1: dist.barrier()`.
+
+    Of functions that call a collective, only those values count that surely differ.
+    """
     calls = program.index(source).calls
     for name in likely_collective_names(program) & calls.keys():
         for call in calls[name]:
@@ -111,7 +118,10 @@ def _lone_collectives(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _early_exits(program: Program, source: Source, loop: ast.AST) -> Iterator[Finding]:
-    """In a round of training, or in the loop over epochs around it."""
+    """Exits from a round of training, or from the loop over epochs around it.
+
+    A `continue` after the backward pass misses nothing.
+    """
     around = [loop, *(outer for outer in ancestors(loop) if isinstance(outer, ast.For | ast.While))]
     for exit_ in nodes_in(around[-1], ast.Break, ast.Continue, ast.Return):
         if loop_around(exit_) not in around:
@@ -129,6 +139,10 @@ def _early_exits(program: Program, source: Source, loop: ast.AST) -> Iterator[Fi
 
 
 def _reason_to_leave(program: Program, exit_: ast.stmt) -> str:
+    """The value by which a rank leaves; empty if all leave together.
+
+    A `return` by a file that exists is mostly before the first step, and the same for all ranks.
+    """
     reason = _reason(program, exit_)
     if reason == _FILE and isinstance(exit_, ast.Return):
         return ""
@@ -150,7 +164,10 @@ def _is_sure(program: Program, source: Source, reason: str) -> bool:
 
 
 def _skipped_backwards(program: Program, source: Source, loop: ast.AST) -> Iterator[Finding]:
-    """`if loss.item() < limit: loss.backward()`"""
+    """Backward passes that some ranks leave out: `if loss.item() < limit: loss.backward()`.
+
+    Where the `else` has a backward pass as well, every rank makes one.
+    """
     for call in nodes_in(loop, ast.Call):
         if called_name(call) != "backward" or program.function_of(call) is not None:
             continue
@@ -166,6 +183,7 @@ def _skipped_backwards(program: Program, source: Source, loop: ast.AST) -> Itera
 
 
 def _has_backward_after(loop: ast.AST, node: ast.stmt) -> bool:
+    """Whether a round still comes to its backward pass after this, or it is elsewhere."""
     calls = [call for call in nodes_in(loop, ast.Call) if called_name(call) == "backward"]
     return not calls or any(call.lineno > node.lineno for call in calls)
 
@@ -201,19 +219,31 @@ def _caught_failures(program: Program, source: Source, loop: ast.AST) -> Iterato
 
 
 def _is_failure(handler: ast.ExceptHandler) -> bool:
-    """`except RuntimeError`, `except (ValueError, torch.cuda.OutOfMemoryError)`"""
+    """Whether it catches what may happen on one rank alone.
+
+    Examples: `except RuntimeError`, `except (ValueError, torch.cuda.OutOfMemoryError)`, `except`.
+    """
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     return any(kind is None or last_name(kind) in _FAILURES for kind in kinds)
 
 
 def _repeats_or_agrees(program: Program, handler: ast.ExceptHandler) -> bool:
-    """Whether it runs the backward pass again, or exchanges something with the other ranks."""
+    """Whether it runs the backward pass again, or exchanges something with the other ranks.
+
+    except RuntimeError:
+        dist.all_reduce(has_failed)
+    """
     calls = nodes_in(handler, ast.Call)
     return any(called_name(call) == "backward" or _exchanges(program, call) for call in calls)
 
 
 def _raises_when_out_of_memory(handler: ast.ExceptHandler) -> bool:
-    """`if "out of memory" in str(error): raise`: what is not raised is not meant to be skipped."""
+    """Whether what may happen on one rank alone is raised again.
+
+    except RuntimeError as error:
+        if "out of memory" in str(error):
+            raise
+    """
     for branch in nodes_in(handler, ast.If):
         if "out of memory" not in ast.unparse(branch.test):
             continue
@@ -226,7 +256,11 @@ def _raises_when_out_of_memory(handler: ast.ExceptHandler) -> bool:
 
 
 def _reason(program: Program, node: ast.AST) -> str:
-    """The value of its own by which a rank comes here; empty if all come, or have agreed."""
+    """The value of its own by which a rank comes here; empty if all come, or have agreed.
+
+    Asked are the conditions within a round of the loop. One on the rank is for another rule, and
+    random numbers of one seed are the same on all ranks.
+    """
     loop = loop_around(node)
     tests = [
         test
@@ -244,7 +278,13 @@ def _reason(program: Program, node: ast.AST) -> str:
 
 
 def _is_agreed(program: Program, node: ast.AST, loop: ast.AST | None) -> bool:
-    """Whether the ranks exchange something in the same step before it."""
+    """Whether the ranks exchange something in the same step before it.
+
+    stop = torch.tensor(time.time() > deadline)
+    dist.all_reduce(stop)
+    if stop:
+        break
+    """
     line = getattr(node, "lineno", 0)
     calls = nodes_in(loop or scope_of(node), ast.Call)
     before = [call for call in calls if call is not node and call.lineno <= line]
@@ -252,7 +292,10 @@ def _is_agreed(program: Program, node: ast.AST, loop: ast.AST | None) -> bool:
 
 
 def _exchanges(program: Program, call: ast.Call) -> bool:
-    """`dist.all_reduce(flag)`, `agree_on(flag)`; not `torch.gather(scores, 1, labels)`."""
+    """Whether a call lets ranks agree, by its name or by the collective in it.
+
+    Examples: `dist.all_reduce(flag)`, `agree_on(flag)`; not `torch.gather(scores, 1, labels)`.
+    """
     name = program.name_of(call.func)
     is_local = name.startswith("torch.") and not name.startswith("torch.distributed.")
     if not is_local and any(word in called_name(call).lower() for word in _EXCHANGING):
@@ -261,7 +304,10 @@ def _exchanges(program: Program, call: ast.Call) -> bool:
 
 
 def _own_value(program: Program, test: ast.expr, depth: int = 0) -> str:
-    """In words, what of this rank alone a condition asks about."""
+    """What of this rank alone a condition asks about, in words; empty if nothing.
+
+    `its own clock` for `elapsed > limit`, where `elapsed = time.time() - start`.
+    """
     reason = _value_of_calls(program, test)
     if reason:
         return reason
@@ -278,7 +324,11 @@ def _own_value(program: Program, test: ast.expr, depth: int = 0) -> str:
 
 
 def _value_of_calls(program: Program, test: ast.expr) -> str:
-    """`time.time() > deadline`, also in the `return` of a function that is called."""
+    """The value of a call, also of one in the `return` of a function: `time.time() > deadline`.
+
+    def is_over(deadline):
+        return time.time() > deadline
+    """
     for call in nodes_in(test, ast.Call):
         function = program.function_of(call)
         returned = [] if function is None else nodes_in(function, ast.Return)
@@ -308,7 +358,11 @@ def _set_by_signals(program: Program, source: Source) -> set[str]:
 
 
 def _assigned_value(program: Program, name: ast.Name, depth: int) -> str:
-    """Of `elapsed = time.time() - start`, unless the ranks exchange it there."""
+    """The value that a variable was computed of, unless the ranks exchange it there.
+
+    elapsed = time.time() - start             # its own clock
+    elapsed = reduce_max(time.time() - start)  # the same on all
+    """
     for value in program.assigned(name) if depth < 2 else ():
         if any(_exchanges(program, call) for call in nodes_in(value, ast.Call)):
             continue
@@ -366,7 +420,10 @@ def _stops_by_own_metric(program: Program, exit_: ast.Break) -> bool:
 
 
 def _words(tests: list[ast.expr], loop: Loop) -> set[str]:
-    """The words in the names of conditions, but for counters of the loop and options."""
+    """The words in the names of conditions: `early` and `stopping` of `early_stopping.stop`.
+
+    Counters of the loop and options say nothing of a metric.
+    """
     counted = nodes_in(loop.target, ast.Name) if isinstance(loop, ast.For) else []
     counters = {name.id for name in counted}
     words = set()

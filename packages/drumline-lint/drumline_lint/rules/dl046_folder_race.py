@@ -1,4 +1,8 @@
-"""DL046: every rank deletes or creates the same folder."""
+"""DL046: every rank deletes or creates the same folder.
+
+The first rank succeeds. The next ones find no folder to delete, or one that is already there, or
+delete what the first has written in the meantime.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_race(program: Program, call: ast.Call) -> bool:
-    """Whether all ranks do it to the same folder, and nothing catches the error."""
+    """Whether all ranks do it to the same folder, and nothing catches the error.
+
+    `os.makedirs(f"results/{rank}")` is a folder of each rank.
+    """
     if any(isinstance(outer, ast.Try) for outer in ancestors(call)):
         return False
 

@@ -1,4 +1,7 @@
-"""DL048: the seed of a DistributedSampler has the rank in it."""
+"""DL048: the seed of a DistributedSampler has the rank in it.
+
+All ranks have to permute the data alike, since each takes its part of the permutation.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +51,16 @@ def _terms(program: Program, seed: ast.expr | None) -> Iterator[ast.expr]:
                 yield from _terms(program, origin.left)
                 yield from _terms(program, origin.right)
         elif isinstance(origin, ast.Call) and program.name_of(origin.func) == "int":
-            yield from _terms(program, origin.args[0] if origin.args else None)
+            yield from _terms(program, argument(origin, 0, "x"))
         else:
             yield origin
 
 
 def _is_rank(program: Program, term: ast.expr) -> bool:
-    """A rank, or something else of which every process has its own."""
+    """Whether it is a rank, or something else of which every process has its own.
+
+    Examples: `rank`, `os.getpid()`, `info["rank"]`; not `args["seed"]`, which is an option.
+    """
     if isinstance(term, ast.Call) and program.name_of(term.func) in _OWN:
         return True
     if isinstance(term, ast.Subscript):

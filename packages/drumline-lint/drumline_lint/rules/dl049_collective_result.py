@@ -1,4 +1,8 @@
-"""DL049: the result of a collective is used on ranks that do not get it."""
+"""DL049: the result of a collective is used where it is not what it seems.
+
+Three mistakes: `reduce` gives its result to one rank, and all use it; a sum over the ranks is
+called a mean; an asynchronous call is not waited for.
+"""
 
 from __future__ import annotations
 
@@ -113,14 +117,19 @@ def _sum_for_mean(program: Program, source: Source, call: ast.Call) -> Iterator[
 
 
 def _adds(program: Program, call: ast.Call) -> bool:
-    """`dist.all_reduce(loss)`, `dist.all_reduce(loss, op=dist.ReduceOp.SUM)`"""
+    """Whether it is a sum: `dist.all_reduce(loss)`, `dist.all_reduce(loss,
+    op=dist.ReduceOp.SUM)`."""
     operation = argument(call, 1, "op")
     names = {getattr(value, "name", "") for value in program.values(operation)}
     return operation is None or names == {"torch.distributed.ReduceOp.SUM"}
 
 
 def _divides_loss(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """`loss = model(batch) / world_size`, or a learning rate that is computed of it."""
+    """Whether a caller divides the loss, or a learning rate, by something.
+
+    loss = loss_of(model(batch)) / world_size
+    loss.backward()
+    """
     for division in nodes_in(function, ast.BinOp, ast.AugAssign):
         if not isinstance(division.op, ast.Div):
             continue
@@ -149,7 +158,11 @@ class _Holder:
 
 
 def _on_one_rank(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
-    """`dist.reduce(loss, 0)`, by whose result every rank steps a scheduler or leaves a loop."""
+    """A result that one rank has, and by which every rank decides.
+
+    dist.reduce(loss, 0)
+    scheduler.step(loss)
+    """
     tensor = dotted(call.args[0]) if call.args else ""
     if not tensor or any(rank_tests_at(program, call)) or _is_sent(call):
         return
@@ -167,7 +180,7 @@ def _on_one_rank(program: Program, source: Source, call: ast.Call) -> Iterator[F
 
 
 def _is_sent(node: ast.AST) -> bool:
-    """Whether the function sends something to all ranks afterwards."""
+    """Whether the function sends something to all ranks afterwards: `dist.broadcast(loss, 0)`."""
     later_calls = [later for later in calls_beside(node) if is_after(later, node)]
     return any(called_name(later) in _SENDING for later in later_calls)
 
@@ -196,7 +209,10 @@ def _holders(program: Program, since: ast.AST, name: str, depth: int = 0) -> Ite
 
 
 def _is_computed_of(holder: _Holder, assignment: ast.Assign) -> bool:
-    """`mean = (total / count).item()`"""
+    """Whether a result is no more than computed into another variable.
+
+    mean = (total / count).item()
+    """
     names = map(dotted, nodes_in(assignment.value, ast.Name))
     if holder.name not in names or not is_after(assignment, holder.since):
         return False
@@ -204,7 +220,10 @@ def _is_computed_of(holder: _Holder, assignment: ast.Assign) -> bool:
 
 
 def _assignments(program: Program, function: ast.FunctionDef, depth: int) -> Iterator[ast.Assign]:
-    """The statements that assign what a function returns, also through functions that return it."""
+    """The statements that assign what a function returns, also through functions that return it.
+
+    loss = reduced(loss)  # where `def reduced(loss)` has the `dist.reduce`
+    """
     for caller in program.callers(function) if depth < DEEPEST else ():
         statement = parent_of(caller)
         outer = enclosing_function(caller)
@@ -231,13 +250,14 @@ def _decision(program: Program, holder: _Holder) -> ast.AST | None:
         step = _step_with(use)
         if step is not None:
             return step
-        if _is_tested(use) and _may_break(use):
+        if _is_tested(use):
             return use
     return None
 
 
 def _step_with(use: ast.Name) -> ast.Call | None:
-    """`scheduler.step(mean)`, also of `mean.item()`"""
+    """The call of a scheduler's step with the value: `scheduler.step(mean)`, also of
+    `mean.item()`."""
     for outer in ancestors(use):
         if isinstance(outer, ast.Call) and called_name(outer) not in _KEEPING:
             is_passed = any(part in outer.args for part in (use, *ancestors(use)))
@@ -246,10 +266,14 @@ def _step_with(use: ast.Name) -> ast.Call | None:
 
 
 def _is_tested(use: ast.Name) -> bool:
+    """Whether the value is in the condition of the `if` around it, in a loop that breaks.
+
+    if mean < best - patience:
+        break
+    """
     branch = next((outer for outer in ancestors(use) if isinstance(outer, ast.If)), None)
-    return branch is not None and branch.test in (use, *ancestors(use))
+    if branch is None or branch.test not in (use, *ancestors(use)):
+        return False
 
-
-def _may_break(use: ast.Name) -> bool:
     loop = loop_around(use)
     return loop is not None and bool(nodes_in(loop, ast.Break))

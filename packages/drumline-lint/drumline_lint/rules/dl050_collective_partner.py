@@ -1,4 +1,8 @@
-"""DL050: ranks name partners that do not match."""
+"""DL050: ranks name partners that do not match.
+
+A send is matched by a receive of the partner, a group by the same call on every rank, also on those
+that are not its members.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,10 @@ RULE = rule("DL050", only_distributed=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Sends that all ranks make first, and groups that not all ranks make."""
+    """Sends that all ranks make first, and groups that not all ranks make.
+
+    A group with `use_local_synchronization` is made by its members alone.
+    """
     severity = Severity.WARNING if is_of_ranks(program, source) else None
 
     for call in program.calls(source, "torch.distributed.send"):
@@ -61,7 +68,11 @@ def _waits_first(program: Program, send: ast.Call) -> bool:
 
 
 def _is_computed_of_rank(program: Program, call: ast.Call, ranks: ast.expr) -> bool:
-    """`dist.new_group([rank - rank % 2, rank - rank % 2 + 1])`, on all ranks"""
+    """Whether the members depend on the rank that makes the group.
+
+    first = rank - rank % 2
+    group = dist.new_group([first, first + 1])
+    """
     if isinstance(ranks, ast.List) and len(ranks.elts) == 1:
         return False
     if any(rank_tests_at(program, call)):
@@ -74,7 +85,11 @@ def _is_computed_of_rank(program: Program, call: ast.Call, ranks: ast.expr) -> b
 
 
 def _is_for_members(call: ast.Call, ranks: ast.expr) -> bool:
-    """`if rank in ranks: group = dist.new_group(ranks)`"""
+    """Whether only ranks that are in a list make its group.
+
+    if rank in ranks:
+        group = dist.new_group(ranks)
+    """
     for outer in ancestors(call):
         test = outer.test if isinstance(outer, ast.If) else None
         if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.In):
@@ -85,11 +100,12 @@ def _is_for_members(call: ast.Call, ranks: ast.expr) -> bool:
 
 
 def _is_of_some_ranks(program: Program, call: ast.Call, ranks: ast.expr) -> bool:
-    """A group under a condition on the rank, which no rank makes elsewhere in this function; in a
-    loop over groups, the rank may be that of a member.
+    """Whether a group is under a condition on the rank, and no rank makes it elsewhere.
 
     if rank < 4:
         group = dist.new_group([0, 1, 2, 3])
+
+    In a loop over groups, the rank may be that of a member.
     """
     tests = list(rank_tests_at(program, call, with_exits=False))
     if not tests or loop_around(call) is not None:

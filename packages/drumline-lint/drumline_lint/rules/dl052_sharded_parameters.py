@@ -1,4 +1,8 @@
-"""DL052: an optimizer or a norm of a sharded model that knows only other parameters."""
+"""DL052: code that treats a sharded model as if each rank had all of it.
+
+With FSDP or a ZeroRedundancyOptimizer, a rank has only its shard of parameters, gradients or
+states. Each section below is one thing that then is no longer true.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +40,11 @@ _GATHERING = ("get_model_state_dict", "full_tensor", "get_state_dict", "StateDic
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Optimizers that are made before the model is sharded, and norms, scalers and states of the
-    shards alone."""
+    """What holds for a whole model, and not for its shards.
+
+    Examples: an optimizer that is made before `FSDP(model)`, `clip_grad_norm_`, a GradScaler, and
+    `optimizer.state_dict()` on rank 0.
+    """
     for optimizer in _early_optimizers(program, source):
         message = (
             f"{source.code(optimizer.func)} gets the parameters of the model before it is sharded: "
@@ -79,7 +86,11 @@ def _early_optimizers(program: Program, source: Source) -> Iterator[ast.Call]:
 
 
 def _shardings(program: Program, source: Source) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """The calls that shard a model, themselves or in a function that gets it, with the model."""
+    """The calls that shard a model, themselves or in a function that gets it, with the model.
+
+    With `use_orig_params`, the parameters stay the same objects, and an optimizer may be made
+    before.
+    """
     for wrapping in program.all_calls(*FSDP):
         model = argument(wrapping, 0, "module")
         if model is None or argument(wrapping, None, "use_orig_params") is not None:
@@ -96,7 +107,12 @@ def _shardings(program: Program, source: Source) -> Iterator[tuple[ast.Call, ast
 def _shardings_by_function(
     program: Program, source: Source, parameter: ast.arg
 ) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """`shard(model)`, where `def shard(net)` calls `FSDP(net)`"""
+    """The calls of a function that shards its parameter, with what they give for it.
+
+    def shard(net):
+        return FSDP(net)
+    model = shard(model)
+    """
     function = function_with(parameter)
     if function is None:
         return
@@ -108,12 +124,16 @@ def _shardings_by_function(
 
 
 def _makes_optimizer(program: Program, call: ast.Call) -> bool:
+    """Whether it gives an optimizer: `torch.optim.SGD(...)`, or a function that returns one."""
     made = [value.name for value in program.values(call) if isinstance(value, CallResult)]
     return any(name.startswith("torch.optim.") and "lr_scheduler" not in name for name in made)
 
 
 def _takes(program: Program, call: ast.Call, model: str) -> bool:
-    """Whether it gets the model, or its parameters: `SGD(model.parameters())`, `build(model)`."""
+    """Whether a call gets the model, or its parameters.
+
+    Examples: `SGD(model.parameters())`, `build_optimizer(model)`.
+    """
     if program.function_of(call) is not None and model in map(dotted, call.args):
         return True
 
@@ -127,7 +147,11 @@ def _takes(program: Program, call: ast.Call, model: str) -> bool:
 
 
 def _made_beside(program: Program, call: ast.Call, model: str) -> ast.Call | None:
-    """The optimizer in the function of `model, optimizer = build()`."""
+    """The optimizer in the function that makes it together with the model.
+
+    model, optimizer = build()
+    model = FSDP(model)
+    """
     function = program.function_of(call)
     statement = statement_of(call)
     targets = statement.targets[0] if isinstance(statement, ast.Assign) else None
@@ -170,18 +194,19 @@ def _of_different_models(program: Program, source: Source) -> Iterator[Finding]:
         calls = [program.index(file).calls for file in near]
         loads = [load for by_name in calls for name in _LOADS for load in by_name.get(name, ())]
         of_model = [load for load in loads if _is_of_model(program, load, model)]
-        fix = "pass sync_module_states=True, which broadcasts the weights of rank 0"
-
         if of_model and all(is_main_only(guards(program, load)) for load in of_model):
             message = "only rank 0 has loaded the weights, and the other ranks shard random ones"
-            yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
         elif not loads and _is_drawn_by_rank(program, call):
             message = "each rank has drawn other weights, and the shards are of different models"
-            yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
+        else:
+            continue
+
+        fix = "pass sync_module_states=True, which broadcasts the weights of rank 0"
+        yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
 
 
 def _is_of_model(program: Program, load: ast.Call, model: ast.expr) -> bool:
-    """`model.load_state_dict(state)`"""
+    """Whether it loads the weights of this model: `model.load_state_dict(state)`."""
     return bool(program.values(owner_of(load)) & program.values(model))
 
 
@@ -197,7 +222,7 @@ def _is_drawn_by_rank(program: Program, wrapping: ast.Call) -> bool:
 
 
 def _seeds_torch(program: Program, call: ast.Call) -> bool:
-    """Itself, or in a function that it calls."""
+    """Whether it seeds torch, itself or in a function that it calls: `seed_everything(rank)`."""
     function = program.function_of(call)
     inner = [] if function is None else nodes_in(function, ast.Call)
     return any(program.name_of(part.func) in _SEEDS for part in (call, *inner))
@@ -207,7 +232,11 @@ def _seeds_torch(program: Program, call: ast.Call) -> bool:
 
 
 def _clipped_shards(program: Program, source: Source) -> Iterator[Finding]:
-    """`clip_grad_norm_` of FSDP's first version; tensors of the second know their norm."""
+    """`clip_grad_norm_` of FSDP's first version; tensors of the second know their norm.
+
+    model = FSDP(model)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    """
     for call in program.calls(source, "torch.nn.utils.clip_grad_norm_"):
         if not call.args or _clips_by_model(program, call):
             continue
@@ -224,7 +253,7 @@ def _clips_by_model(program: Program, clip: ast.Call) -> bool:
 
 
 def _is_of_shards(program: Program, expression: ast.expr) -> bool:
-    """`FSDP(model).parameters()`"""
+    """Whether it is the parameters of a sharded model: `FSDP(model).parameters()`."""
     for part in parts(program, expression):
         if not isinstance(part, ast.Call) or not is_method(part, "parameters"):
             continue
@@ -235,8 +264,10 @@ def _is_of_shards(program: Program, expression: ast.expr) -> bool:
 
 
 def _plain_scalers(program: Program, source: Source) -> Iterator[Finding]:
-    """A GradScaler beside FSDP's first version; one under a condition may be for another way to
-    train."""
+    """A GradScaler beside FSDP's first version.
+
+    One under a condition, or with `enabled=args.amp`, may be for another way to train.
+    """
     if any_text_near(program, source, "ShardedGradScaler"):
         return
 
@@ -255,8 +286,10 @@ def _plain_scalers(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _unconsolidated(program: Program, source: Source) -> Iterator[Finding]:
-    """The state of a ZeroRedundancyOptimizer, of which each rank has a part until it is
-    consolidated."""
+    """The state of a ZeroRedundancyOptimizer that is not consolidated: each rank has a part of it.
+
+    torch.save(optimizer.state_dict(), path)
+    """
     if any_text_near(program, source, "consolidate_state_dict"):
         return
 
@@ -267,7 +300,11 @@ def _unconsolidated(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _saved_shards(program: Program, source: Source) -> Iterator[Finding]:
-    """`optimizer.state_dict()` of a sharded model, that one rank saves."""
+    """The state of a sharded model's optimizer, that one rank saves.
+
+    if rank == 0:
+        torch.save(optimizer.state_dict(), path)
+    """
     for save in saves(program, source):
         owners = _owners_of_states(program, save)
         if not any(is_optimizer(program, owner) for owner in owners):
@@ -280,7 +317,11 @@ def _saved_shards(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _saved_dtensors(program: Program, source: Source) -> Iterator[Finding]:
-    """`model.state_dict()` after `fully_shard(model)`, that one rank saves."""
+    """The state of a model after `fully_shard(model)`, that one rank saves.
+
+    if rank == 0:
+        torch.save(model.state_dict(), path)
+    """
     if any_text_near(program, source, *_GATHERING):
         return
 
@@ -297,7 +338,7 @@ def _saved_dtensors(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _owners_of_states(program: Program, save: Save) -> list[ast.expr]:
-    """`model` of `torch.save(model.state_dict(), path)`"""
+    """The objects whose states are saved: `model` of `torch.save(model.state_dict(), path)`."""
     calls = [part for part in parts(program, save.what) if isinstance(part, ast.Call)]
     owners = [owner_of(call) for call in calls if is_method(call, "state_dict")]
     return [owner for owner in owners if owner is not None]

@@ -1,4 +1,8 @@
-"""DL053: only rank 0 updates or restores what every rank has a copy of."""
+"""DL053: only rank 0 updates or restores what every rank has a copy of.
+
+DDP copies parameters and buffers from rank 0 when it wraps the model. What it does not copy, as the
+state of an optimizer, then differs across ranks.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +41,10 @@ _SENDING = re.compile(
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Steps and restored states under a condition that holds on rank 0 only, and what Lightning's
-    `prepare_data` leaves in the module."""
+    """What changes on rank 0 only: steps, restored states, and averaged weights.
+
+    The same happens to what Lightning's `prepare_data` leaves in the module.
+    """
     yield from _left_by_preparation(program, source)
 
     is_distributed = wraps_any(program) or "ccelerat" in source.text
@@ -61,7 +67,11 @@ def _changed_here(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _changed_in_functions(program: Program, source: Source) -> Iterator[Finding]:
-    """What a function changes that only rank 0 calls: `if rank == 0: resume(path)`."""
+    """What a function changes that only rank 0 calls.
+
+    if rank == 0:
+        resume(path)  # optimizer.load_state_dict(torch.load(path))
+    """
     calls = program.index(source).calls
     names = {"update", "step", *_names_of_restoring(program)} - {"load_state_dict"}
     for call in (call for name in sorted(names & calls.keys()) for call in calls[name]):
@@ -75,7 +85,7 @@ def _changed_in_functions(program: Program, source: Source) -> Iterator[Finding]
 
 @cached_query
 def _names_of_restoring(program: Program) -> set[str]:
-    """The names of the functions that load a state."""
+    """The names of the functions that load a state: `resume`, where it has `load_state_dict`."""
     names = set()
     for source in program.sources:
         for call in program.index(source).calls.get("load_state_dict", ()):
@@ -86,7 +96,7 @@ def _names_of_restoring(program: Program) -> set[str]:
 
 
 def _is_on_main_only(program: Program, call: ast.Call) -> bool:
-    """Also on the first rank of each node."""
+    """Whether rank 0 alone comes to it, or the first rank of each node."""
     tests = rank_tests_at(program, call)
     return any(test.is_main and test.is_needed and test.kind != "group" for test in tests)
 
@@ -95,7 +105,11 @@ def _is_on_main_only(program: Program, call: ast.Call) -> bool:
 
 
 def _change(program: Program, call: ast.Call) -> str:
-    """What a call changes that DDP does not copy from rank 0; empty if nothing."""
+    """What a call changes that DDP does not copy from rank 0; empty if nothing.
+
+    Examples: `calls scheduler.step()`, `restores optimizer`. The weights of a model count if DDP
+    has wrapped it already, and it is trained afterwards.
+    """
     owner = owner_of(call)
     if owner is None:
         return ""
@@ -137,15 +151,22 @@ def _change_in_function(program: Program, call: ast.Call) -> str:
 
 
 def _is_used_by_all(program: Program, update: ast.Call, owner: ast.expr) -> bool:
-    """Whether the averaged weights are read on all ranks in the same function."""
+    """Whether averaged weights are read on all ranks in the same function.
+
+    if rank == 0:
+        ema.update(model)
+    evaluate(ema.module)
+    """
     names = nodes_in(scope_of(update), ast.Name, ast.Attribute)
     uses = [name for name in names if dotted(name) == dotted(owner) and is_after(name, update)]
     return any(not any(rank_tests_at(program, use)) for use in uses)
 
 
 def _is_trained_later(program: Program, call: ast.Call) -> bool:
-    """In its function, or after a call of it, perhaps in another method of the object that is being
-    made."""
+    """Whether the model is trained in the same function, or after a call of it.
+
+    What `__init__` calls is trained by another method of the object that is being made.
+    """
     function = enclosing_function(call)
     callers = [] if function is None else program.callers(function)
     makers = [enclosing_function(caller) for caller in callers]
@@ -165,8 +186,13 @@ def _is_trained_later(program: Program, call: ast.Call) -> bool:
 
 
 def _is_evened_out(program: Program, call: ast.Call) -> bool:
-    """Whether the rest of the function sends something to the other ranks, or they make the call
-    in another branch: `if rank == 0: pipeline.step(batch)`, and `else: pipeline.step()`."""
+    """Whether the function sends something to the other ranks later, or they make the call, too.
+
+    if rank == 0:
+        pipeline.step(batch)
+    else:
+        pipeline.step()
+    """
     calls = calls_beside(call)
     if any(is_after(later, call) and _SENDING.search(called_name(later)) for later in calls):
         return True
@@ -179,7 +205,11 @@ def _is_evened_out(program: Program, call: ast.Call) -> bool:
 
 
 def _left_by_preparation(program: Program, source: Source) -> Iterator[Finding]:
-    """`self.vocabulary = ...` in `prepare_data`, which one process of each node runs."""
+    """What `prepare_data` leaves in the module, which one process of each node runs.
+
+    def prepare_data(self):
+        self.vocabulary = build_vocabulary(self.path)
+    """
     is_several = any(has_devices(program, trainer) for trainer in program.all_calls(_TRAINER))
     for owner in program.index(source).every(ast.ClassDef) if is_several else ():
         if not any("Lightning" in str(base) for base in program.ancestry(owner)[1:]):
@@ -202,7 +232,10 @@ def _left_by_preparation(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _read_elsewhere(method: FunctionNode, of_self: list[ast.Attribute]) -> set[str]:
-    """The attributes that methods read, and none sets, but for this one and `__init__`."""
+    """The attributes that methods read, and none sets, but for this one and `__init__`.
+
+    `setup` may set them as well, and it runs on every rank.
+    """
     read = set()
     stored = set()
     for part in of_self:

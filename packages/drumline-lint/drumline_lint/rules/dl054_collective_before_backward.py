@@ -1,4 +1,8 @@
-"""DL054: a collective without a gradient is between the model and the backward pass."""
+"""DL054: a collective without a gradient is between the model and the backward pass.
+
+Autograd does not know the collectives of torch.distributed: what they change in place, or gather,
+has no gradient, or a wrong one.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,11 @@ _OF_FORM = ("zeros_like", "empty_like", "len", "size", "all_gather", "all_gather
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Losses that are reduced, and features that are gathered, before `backward()`."""
+    """Losses that are reduced, and features that are gathered, before `backward()`.
+
+    dist.all_reduce(loss)
+    loss.backward()
+    """
     if next(program.all_calls(DDP), None) is None:
         return
 
@@ -55,7 +63,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _reduced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
-    """`dist.all_reduce(loss)`, itself or in `loss = reduce_mean(loss)`, then `loss.backward()`."""
+    """Losses that are reduced before `loss.backward()`, here or in a function that returns them.
+
+    loss = reduce_mean(loss)
+    loss.backward()
+    """
     message = "changes the loss in place before backward(), and DDP averages the gradients already"
     for call in nodes_in(loop, ast.Call):
         is_reduction = program.name_of(call.func) == "torch.distributed.all_reduce"
@@ -71,7 +83,10 @@ def _reduced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
 
 
 def _goes_backward(call: ast.Call, loss: str) -> bool:
-    """Whether what was reduced is next what backward() is called on."""
+    """Whether the next backward pass is of what was reduced.
+
+    A loss that is reduced to be printed is often a copy: `shown = loss.detach()`.
+    """
     for statement in rest_of_block(statement_of(call)):
         for later in nodes_in(statement, ast.Call):
             if is_method(later, "backward"):
@@ -95,6 +110,7 @@ def _reduces_argument(program: Program, call: ast.Call) -> bool:
 
 
 def _is_parameter(program: Program, name: ast.expr) -> bool:
+    """Whether it is a parameter of its function, and nothing else is assigned to the name."""
     bindings = program.bindings(name) if isinstance(name, ast.Name) else []
     return {binding.kind for binding in bindings} == {"parameter"}
 
@@ -124,18 +140,25 @@ def _is_gathered_for_loss(program: Program, call: ast.Call) -> bool:
 
 
 def _is_put_back(call: ast.Call, function: FunctionNode) -> bool:
-    """`parts[rank] = features`"""
+    """Whether this rank's features, which have a gradient, replace the gathered ones.
+
+    parts[rank] = features
+    """
     buffers = dotted(call.args[0])
     stored = [item for item in nodes_in(function, ast.Subscript) if isinstance(item.ctx, ast.Store)]
     return any(dotted(item.value) == buffers for item in stored)
 
 
 def _has_loss(function: FunctionNode) -> bool:
+    """Whether it computes a loss over all features: `cross_entropy(logits, labels)`."""
     return any(called_name(call) in _LOSSES for call in nodes_in(function, ast.Call))
 
 
 def _is_lost(program: Program, function: FunctionNode, gather: str) -> bool:
-    """Whether all that is gathered of its parameters is used in no other way."""
+    """Whether all that is gathered of its parameters is used in no other way.
+
+    `torch.zeros_like(features)` takes only its form, and is no use of its values.
+    """
     uses = [
         name
         for name in nodes_in(function, ast.Name)
@@ -151,6 +174,6 @@ def _is_lost(program: Program, function: FunctionNode, gather: str) -> bool:
 
 
 def _is_within(name: ast.Name, functions: tuple[str, ...]) -> bool:
-    """Whether it is an argument of a call, or a part of one: `gather(features)`."""
+    """Whether it is an argument of one of these functions, or a part of one."""
     calls = [outer for outer in ancestors(name) if isinstance(outer, ast.Call)]
     return any(called_name(call) in functions for call in calls)

@@ -1,4 +1,8 @@
-"""DL056: the local rank is taken from the command line, where torchrun does not put it."""
+"""DL056: the local rank is taken from the command line, where torchrun does not put it.
+
+`torch.distributed.launch` passed `--local_rank`; torchrun sets the variable LOCAL_RANK. The option
+then keeps its default, mostly 0, on every rank.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +41,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _names(option: ast.Call) -> list[str]:
-    """`["-r", "--local_rank"]` of `add_argument("-r", "--local_rank")`."""
+    """The names of an option: `-r` and `--local_rank` of `add_argument("-r", "--local_rank")`."""
     return [str(part.value) for part in option.args if isinstance(part, ast.Constant)]
 
 
 def _reads_variable(program: Program, source: Source) -> bool:
-    """`os.environ["LOCAL_RANK"]`"""
+    """Whether a file of the program asks the environment: `os.environ["LOCAL_RANK"]`."""
     words = ('"LOCAL_RANK"', "'LOCAL_RANK'", "SLURM_LOCALID")
     return any_text_near(program, source, *words)
 
@@ -61,14 +65,19 @@ def _is_for_torchrun(program: Program, source: Source) -> bool:
 
 
 def _is_used(program: Program, source: Source, option: ast.Call) -> bool:
-    """Whether something reads `args.local_rank`, `vars(args)["local_rank"]` or
-    `getattr(args, "local_rank")`."""
+    """Whether some file of the program reads the option.
+
+    Examples: `args.local_rank`, `vars(args)["local_rank"]`, `getattr(args, "local_rank")`.
+    """
     name = _destination(option)
     return any(_is_read_in(program, near, name) for near in connected(program, source))
 
 
 def _destination(option: ast.Call) -> str:
-    """The attribute that argparse gives the value: by `dest`, or by the first long flag."""
+    """The attribute that argparse gives the value: by `dest`, or by the first long flag.
+
+    `local_rank` of `add_argument("--local-rank")`.
+    """
     destination = argument(option, None, "dest")
     if isinstance(destination, ast.Constant):
         return str(destination.value)
@@ -78,6 +87,10 @@ def _destination(option: ast.Call) -> str:
 
 
 def _is_read_in(program: Program, source: Source, name: str) -> bool:
+    """Whether a file reads an attribute, or a key, of this name.
+
+    It may be another object's: what is looked for is a program that never reads it.
+    """
     index = program.index(source)
     for attribute in index.every(ast.Attribute):
         if attribute.attr == name and isinstance(attribute.ctx, ast.Load):

@@ -1,4 +1,8 @@
-"""DL059: training calls the model inside DDP, not DDP."""
+"""DL059: training calls the model inside DDP, not DDP.
+
+DDP averages gradients only of what its own forward computes. A call of `model.module`, or of the
+model by its earlier name, trains each replica by itself.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,14 @@ _OF_MODULES = set(
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """`model.module(x)`, or the model by the name it had before, in a loop that trains."""
+    """Calls that pass DDP by, in a loop that trains, and methods that it does not have.
+
+    for batch in loader:
+        ddp_model.module(batch).sum().backward()
+    """
+    if next(program.all_calls(DDP), None) is None:
+        return
+
     lost = [call for call in program.calls(source, DDP) if _is_lost(call)]
     for call in lost:
         model = source.code(call.args[0])
@@ -47,8 +58,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     yield from _missing_methods(program, source)
 
     scopes = [scope_of(call) for call in lost]
-    loops = training_loops(program) if next(program.all_calls(DDP), None) else []
-    for loop in loops:
+    for loop in training_loops(program):
         synchronized = wrapped_calls(program, loop)
         bypass = _first_bypass(program, source, loop, synchronized)
         if bypass is None or scope_of(bypass) in scopes:
@@ -63,7 +73,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_lost(call: ast.Call) -> bool:
-    """`DDP(model)` as a statement; a test may want no more than its exception."""
+    """Whether DDP's result is thrown away: `DDP(model)` as a statement.
+
+    In a test, or within `try`, no more than its exception may be wanted.
+    """
     if not isinstance(parent_of(call), ast.Expr) or not call.args:
         return False
     return not any(isinstance(outer, ast.Try | ast.With) for outer in ancestors(call))
@@ -73,7 +86,11 @@ def _is_lost(call: ast.Call) -> bool:
 
 
 def _missing_methods(program: Program, source: Source) -> Iterator[Finding]:
-    """`model.encode(x)`, where only the model inside DDP has it."""
+    """Methods of a wrapped model that only the model inside DDP has.
+
+    model = DDP(Encoder())
+    model.encode(x)  # AttributeError: Encoder has `encode`, DDP has not
+    """
     calls = program.index(source).calls
     names = (_names_of_methods(program) - _OF_MODULES) & calls.keys()
     for call in (call for name in names for call in calls[name]):
@@ -96,7 +113,13 @@ def _missing_methods(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_not_wrapped(program: Program, model: ast.expr) -> bool:
-    """Where `hasattr(model, "module")` or `isinstance(model, DDP)` does not hold."""
+    """Whether a condition says that the model has no wrapper here.
+
+    if hasattr(model, "module"):
+        model.module.encode(x)
+    else:
+        model.encode(x)
+    """
     for test, holds in held_conditions(program, model):
         if holds or not isinstance(test, ast.Call) or not test.args:
             continue
@@ -108,7 +131,10 @@ def _is_not_wrapped(program: Program, model: ast.expr) -> bool:
 
 @cached_query
 def _names_of_methods(program: Program) -> set[str]:
-    """The methods of the models that are wrapped, where their classes are given."""
+    """The methods of the models that are wrapped, where their classes are given.
+
+    Only calls of these names have to be looked at.
+    """
     names = set()
     for class_ in _classes_inside(program, program.all_calls(DDP)):
         for base in program.ancestry(class_):
@@ -118,7 +144,7 @@ def _names_of_methods(program: Program) -> set[str]:
 
 
 def _classes_inside(program: Program, wrappings: Iterable[ast.Call]) -> list[ast.ClassDef]:
-    """`[Net]` of `DDP(Net())`."""
+    """The classes of the models that are wrapped: `Net` of `DDP(Net())`."""
     values = [value for call in wrappings for value in program.values(wrapped(call))]
     return [value.of for value in values if isinstance(value, Instance)]
 
@@ -129,8 +155,10 @@ def _classes_inside(program: Program, wrappings: Iterable[ast.Call]) -> list[ast
 def _first_bypass(
     program: Program, source: Source, loop: Loop, synchronized: list[ast.Call]
 ) -> ast.Call | None:
-    """The first call in a loop that runs the model without DDP; where calls of DDP are beside it,
-    only one that they do not make up for."""
+    """The first call in a loop that runs the model without DDP.
+
+    Where calls of DDP are beside it, only one that they do not make up for.
+    """
     for call in calls_made_in(program, loop):
         if program.source_of(call) is not source or not _bypasses(program, call):
             continue
@@ -140,8 +168,11 @@ def _first_bypass(
 
 
 def _bypasses(program: Program, call: ast.Call) -> bool:
-    """`ddp.module(x)`, `ddp.module.loss(x)` before a backward, and `net(x)` after
-    `ddp = DDP(net)`."""
+    """Whether it runs the model inside DDP, with gradients.
+
+    Examples: `ddp.module(x)`, `ddp.module.loss(x)` before a backward, and `net(x)` after
+    `ddp = DDP(net)`.
+    """
     if has_gradients_off(program, call):
         return False
 
@@ -176,6 +207,10 @@ def _is_of_other(program: Program, call: ast.Call, synchronized: list[ast.Call])
 
 
 def _goes_backward(program: Program, call: ast.Call) -> bool:
-    """`loss = model.module.loss(x)`, then `loss.backward()`."""
+    """Whether the result is a loss, or a part of one, that a backward pass starts from.
+
+    loss = model.module.loss(x)
+    loss.backward()
+    """
     passes = [nearby for nearby in calls_beside(call) if is_method(nearby, "backward")]
     return any(call in parts(program, owner_of(backward)) for backward in passes)
