@@ -223,6 +223,8 @@ class StepFacts:
     has_sync_batchnorm: bool = False
     checks_collectives: bool = False
     """Whether torch compares those of all ranks (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
+    searches_kernels: bool = False
+    """Whether cuDNN tries its kernels for each new shape (torch.backends.cudnn.benchmark)."""
     num_threads: int | None = None
     """That an operation on the CPU uses; None: not known."""
     num_passes: int | None = None

@@ -418,6 +418,7 @@ class TraceCapture:
                 for module in self.modules
                 for part in module.modules()
             ),
+            searches_kernels=torch.backends.cudnn.benchmark,
             num_threads=torch.get_num_threads(),
             checks_collectives=dist.get_debug_level() == dist.DebugLevel.DETAIL,
             num_passes=self._num_passes,

@@ -36,6 +36,8 @@ from drumline.runs.profile_files import ALLOCATIONS, CLIPPING, FIRST_WITH_COST
 from drumline.runs.profile_result import HostSync, LineCost, ProfileResult, RankSteps
 
 MOST_NAMED_SYNCS = 3
+OF_KERNEL_SEARCH = ("unknown", "cudaDeviceSynchronize")
+"""The line and the call: torch reports none for what cuDNN does."""
 WITHOUT_MODES = "leave it out, or use it for some steps only"
 CAPTURED = ("forward", "backward", CLIPPING, "optimizer", "rest")
 """The phases that a graph has."""
@@ -212,6 +214,9 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
     # Torch itself waits for events, in DDP's own timers: nobody can change that.
     of_torch = ("unknown", "cudaEventSynchronize")
     syncs = [sync for sync in result.syncs if (sync.source, sync.call) != of_torch]
+    if search := _kernel_search(result):
+        yield search
+        return
     waits = [sync for sync in syncs if sync.call not in ALLOCATIONS]
     # Memory that is only taken is kept, and soon there is enough.
     is_returned = any(sync.call == "cudaFree" for sync in syncs)
@@ -246,6 +251,31 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
             saved_s=Savings(0.8 * capturable_s, capturable_s, capturable_s / 2),
             derivation="a captured step has few gaps between its kernels",
         )
+
+
+def _kernel_search(result: ProfileResult) -> Advice | None:
+    """cuDNN tries its kernels for each new shape, and waits for the device before and behind each.
+    Steps with the shapes of those before have none of it."""
+    waits = [sync for sync in result.syncs if (sync.source, sync.call) == OF_KERNEL_SEARCH]
+    searched_s = _seconds(waits)
+    if not result.searches_kernels or searched_s < MIN_GAIN * result.step_s:
+        return None
+
+    idle_s = result.parts_s["gaps"] + result.parts_s["host_sync"]
+    return Advice(
+        bottleneck="kernel_search",
+        text=f"cuDNN tries its kernels {of_step(result, searched_s)}, since shapes change from step to step "
+        f"(torch.backends.cudnn.benchmark is on; {waits[0].call}, {waits[0].calls:.3g} times)",
+        **by_setting(
+            result,
+            {"train.cudnn_benchmark": "false"},
+            script="torch.backends.cudnn.benchmark = False, or pad to a few fixed shapes",
+            task="or pad to a few fixed shapes",
+        ),
+        cost_s=searched_s,
+        saved_s=Savings(searched_s, max(searched_s, idle_s), searched_s / 3),
+        derivation="a step with known shapes",
+    )
 
 
 def _capturable_part(result: ProfileResult) -> float:

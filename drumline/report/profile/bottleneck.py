@@ -34,6 +34,7 @@ Bottleneck = Literal[
     "slow_rank",
     "uneven_ranks",
     "host_sync",
+    "kernel_search",
     "launches",
     "fp32",
     "unused_gradients",

@@ -93,7 +93,8 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
         cost_s = line.cpu_s if busy_threads(result) else line.own_s
         is_loop = _is_loop(result, line)
         if is_loop or cost_s > line.seconds * MOSTLY_PYTHON:
-            cost_s = line.seconds  # with operations that Python calls one by one
+            # With operations that Python calls one by one; waits for the device have their own advice.
+            cost_s = line.seconds - _waited_for_device_s(result, line)
         if is_loop:
             cost_s += line.backward_s
         phase = line.phase
@@ -116,6 +117,12 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
             _python_remedy(line),
             cost_s,
         )
+
+
+def _waited_for_device_s(result: ProfileResult, line: LineCost) -> float:
+    """As for a number of `.item()`."""
+    waited_s = sum(sync.seconds for sync in result.syncs if sync.source == line.source)
+    return min(waited_s, line.seconds)
 
 
 def _is_same(line: LineCost, other: LineCost) -> bool:

@@ -89,6 +89,7 @@ OF_FIRST_RANK = (
     "workers",
     "has_sync_batchnorm",
     "checks_collectives",
+    "searches_kernels",
     "num_threads",
     "num_passes",
     "wasted",

@@ -386,6 +386,29 @@ def test_an_item_call_is_named_by_its_line() -> None:
     assert first(host_bound).predicted_step_s == pytest.approx(0.08), "the host alone takes 80 ms"
 
 
+def test_kernels_that_cudnn_tries_in_each_step_are_named_with_the_switch() -> None:
+    search = HostSync(source="unknown", call="cudaDeviceSynchronize", seconds=0.05, calls=86.0)
+    result = profile(
+        parts={"gaps": 0.03, "host_sync": 0.04},
+        device="NVIDIA H200",
+        syncs=(search,),
+        searches_kernels=True,
+    )
+    [advice] = advise(result)
+    assert (advice.bottleneck, advice.settings) == (
+        "kernel_search",
+        {"train.cudnn_benchmark": "false"},
+    )
+    assert advice.text == (
+        "cuDNN tries its kernels 50 ms of each 100 ms step, since shapes change from step to step "
+        "(torch.backends.cudnn.benchmark is on; cudaDeviceSynchronize, 86 times)"
+    )
+    assert first(as_script(result)).remedy.startswith("torch.backends.cudnn.benchmark = False")
+    assert first(replace(result, searches_kernels=False)).bottleneck == "host_sync"
+    once = replace(result, syncs=(replace(search, seconds=0.002, calls=1.0),))
+    assert first(once).bottleneck == "launches", "the shapes are known by now"
+
+
 def test_gaps_without_syncs_are_captured_in_a_graph() -> None:
     result = profile(parts={"gaps": 0.04}, device="NVIDIA H200")
     assert (first(result).bottleneck, first(result).settings) == (

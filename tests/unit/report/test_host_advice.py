@@ -14,6 +14,7 @@ from drumline.runs.profile_files import GRADIENTS, SAMPLER, OptimizerFacts, Proc
 from drumline.runs.profile_result import (
     BusyThread,
     Collections,
+    HostSync,
     Kernel,
     LineCost,
     ProfileResult,
@@ -67,6 +68,19 @@ def test_python_in_the_step_is_named_by_its_line() -> None:
     assert advise(sampled({"forward": 0.09}, replace(looping, operations=20.0, own_s=0.005))) == ()
     of_micro_batches = sampled({"forward": 0.09}, replace(looping, own_s=0.01), num_passes=8)
     assert advise(of_micro_batches) == (), "8 operations for each micro-batch"
+
+
+def test_waits_for_the_device_are_no_python_of_a_loop() -> None:
+    looping = replace(line("forward", 0.08, own=0.2, cpu=1.0), operations=640.0)
+    waits = (
+        HostSync(source=looping.source, call="cudaStreamSynchronize", seconds=0.06, calls=128.0),
+    )
+    parts = {"gaps": 0.02, "host_sync": 0.06}
+    result = sampled({"forward": 0.09}, looping, parts=parts, syncs=waits, device="NVIDIA H200")
+    assert [(advice.bottleneck, round(advice.cost_s, 3)) for advice in advise(result)] == [
+        ("host_sync", 0.08),
+        ("python", 0.02),
+    ]
 
 
 def in_library(phase: str, operations: float, *, host: float = 0.4) -> LineCost:
