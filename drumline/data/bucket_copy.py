@@ -100,11 +100,13 @@ class BucketCopy:
         total = sum(objects[name][0] for name in missing)
         free = shutil.disk_usage(self._place).free
         amount = f"{file_size(total)} ({plural(len(missing), 'object')})"
+
         if total > free:
             raise DataError(
                 f"data.dir: {amount} of {self.url} do not fit into {self._place}: {file_size(free)} are free there",
                 next_step="free some space, or give a folder on a larger disk with --data.cache",
             )
+
         if missing:
             self.report(f"copying {amount} from {self.url} to {self.folder}")
             self._fetch(store, missing, objects, record)
@@ -154,6 +156,7 @@ class BucketCopy:
             return False
         if path.stat().st_mtime_ns == written_at:
             return True
+
         record[name] = (size, tag, checksum, path.stat().st_mtime_ns)
         return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest() == checksum
 
@@ -191,6 +194,7 @@ class BucketCopy:
                         self.report(
                             f"waiting for another process that copies {self.url} on this machine"
                         )
+
                     self.alive()
                     time.sleep(POLL_S)
             yield

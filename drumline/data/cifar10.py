@@ -51,9 +51,11 @@ def cifar10(*, split: Split, dir: str | None, augment: bool) -> ImageArrays:
     and mirroring."""
     if dir is None:
         raise DataError("cifar10 needs --data.dir, which is not set", next_step=_NEXT_STEP)
+
     folder, suffix = _find_cifar10(Path(dir))
     names = _TRAIN_FILES if split == "train" else _EVAL_FILES
     parts = [_read_batch(folder / f"{name}{suffix}") for name in names]
+
     return ImageArrays(
         np.concatenate([images for images, _ in parts]).reshape(-1, 3, 32, 32),
         np.concatenate([labels for _, labels in parts]),
@@ -77,6 +79,7 @@ def _find_cifar10(folder: Path) -> tuple[Path, str]:
                 (candidate / f"{name}{suffix}").is_file() for name in (*_TRAIN_FILES, *_EVAL_FILES)
             ):
                 return candidate, suffix
+
     raise DataError(
         f"there is no CIFAR-10 in {folder}: expected {_PYTHON_FOLDER}/data_batch_1 or "
         f"{_BINARY_FOLDER}/data_batch_1.bin there, or such files in the folder itself",
@@ -89,17 +92,20 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         raise DataError(
             f"{path} is missing; other files of CIFAR-10 are there", next_step=_NEXT_STEP
         )
+
     if path.suffix == ".bin":
         size = path.stat().st_size
         record = 1 + _PIXELS
         if size == 0 or size % record or size > MAX_BYTES:
             expected = f"records of {record} bytes, and {MAX_BYTES:,} bytes at most"
             raise _malformed(path, f"{expected}, found a size of {size} bytes")
+
         records = np.fromfile(path, dtype=np.uint8).reshape(-1, record)
         images = records[:, 1:]
         labels = records[:, 0].astype(np.int64)
     else:
         images, labels = read_python_batch(path)
+
     if not (labels.min() >= 0 and labels.max() < 10):
         raise _malformed(path, f"labels from 0 to 9, found {labels.min()} to {labels.max()}")
     return images, labels
@@ -111,6 +117,7 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
     name = ""
     pixels = ""
     is_fortran = False
+
     labels: list[int] = []
     try:
         program = pickletools.genops(read_regular(path, most=MAX_BYTES, follow_links=True))
@@ -122,6 +129,7 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
                 raise _refused(path, f"uses the pickle opcode {opcode.name}")
             if opcode.name == "GLOBAL" and argument not in _NAMES:
                 raise _refused(path, f"asks for {'.'.join(argument.rsplit(' ', 1))[:200]}")
+
             if opcode.name in _TEXTS:
                 name = argument
                 pixels = max(pixels, argument, key=len)
@@ -130,6 +138,7 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
             # The only one that an array has: it is in Fortran's order of memory.
             elif opcode.name == "NEWTRUE":
                 is_fortran = True
+
         numbers = np.array(labels, dtype=np.int64)  # OverflowError for one of 255 bytes
     except DataError:
         raise
@@ -138,11 +147,13 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
             f"{path} is damaged or not a pickled batch of images ({type(error).__name__}: {error})",
             next_step="download the file again and compare its checksum",
         ) from error
+
     # pickletools gives bytes of Python 2 as text of the same length.
     count, remainder = divmod(len(pixels), _PIXELS)
     if remainder or not 0 < count == len(labels):
         sizes = f"{len(pixels):,} bytes of pixels and {len(labels):,} labels"
         raise _malformed(path, f"images of {_PIXELS} bytes with a label each, found {sizes}")
+
     images = np.frombuffer(pixels.encode("latin-1"), dtype=np.uint8)
     return images.reshape(count, _PIXELS, order="F" if is_fortran else "C"), numbers
 

@@ -110,6 +110,7 @@ def checked_length(dataset: Any) -> int:
     missing = [] if hasattr(type(dataset), "__len__") else ["__len__"]
     if not makes_batches(dataset) and not _has_getitem(dataset):
         missing.append("__getitem__")
+
     if missing:
         raise UsageError(
             f"{name} cannot be used as a dataset: it has no {' and no '.join(missing)}",
@@ -129,6 +130,7 @@ def is_stream(dataset: object) -> bool:
     """Whether its samples can only be read one after another."""
     if isinstance(dataset, IterableDataset):
         return True
+
     has_indices = makes_batches(dataset) or _has_getitem(dataset)
     return hasattr(type(dataset), "__iter__") and not has_indices
 
@@ -182,6 +184,7 @@ def empty_rows(shape: tuple[int, ...], kind: torch.dtype, *, pinned: bool) -> Te
     num_bytes = math.prod(shape) * kind.itemsize
     if not _sends_rows() or not num_bytes:
         return torch.empty(shape, dtype=kind, pin_memory=pinned)
+
     memory = torch.empty(0, dtype=torch.uint8).set_(shared_storage(num_bytes))
     return memory.view(kind).view(shape)
 
@@ -231,6 +234,7 @@ class BatchMaker(Dataset[Any]):
         indices = np.arange(request.low, request.high, dtype=np.int64)
         if request.shuffled:
             indices = permute(indices, length=self.length, seed=self._seed, epoch=request.epoch)
+
         draws = Draws(self._seed, request.epoch, indices)
         draws_of_batch = draws if request.shuffled else None
 
@@ -273,6 +277,7 @@ def restored_generators() -> Iterator[None]:
     """Restores the global generators of torch, numpy and `random` afterwards."""
     torch_state = torch.default_generator.get_state()
     python_state = random.getstate()
+
     numpy_state = np.random.get_state()
     try:
         yield
@@ -292,8 +297,10 @@ def fingerprint(dataset: Any) -> str:
     if is_stream(dataset):
         kind = "resumable stream" if is_resumable(dataset) else "stream"
         return f"a {kind}, {type(dataset).__qualname__}"
+
     maker = BatchMaker(dataset, seed=0, collate=lambda samples: samples)
     spread = np.linspace(0, maker.length - 1, num=min(_NUM_COMPARED, maker.length)).astype(np.int64)
+
     digest = hashlib.blake2b(digest_size=8)
     for index in spread.tolist():
         request = BatchRequest(0, index, index + 1, shuffled=False)
@@ -302,6 +309,7 @@ def fingerprint(dataset: Any) -> str:
         # A sample that is not the same twice (from a generator that the dataset keeps) is left out:
         # ranks with the same dataset must not be reported as different.
         digest.update(first if first == second else b"")
+
     return f"{maker.length} samples, {digest.hexdigest()}"
 
 

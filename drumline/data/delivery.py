@@ -117,6 +117,7 @@ class BatchProducer:
         self._pin_memory = options.pin_memory and device.type == "cuda"
         self._requests = _RequestSampler()
         self._loader: DataLoader[Any] | None = None
+
         if options.workers:
             self._loader = DataLoader(
                 maker,
@@ -135,6 +136,7 @@ class BatchProducer:
                 # generator.
                 generator=torch.Generator(),
             )
+
         self._running: list[Any] = []
         weakref.finalize(self, end_workers, self._running, os.getpid())
 
@@ -143,8 +145,10 @@ class BatchProducer:
         if self._loader is None:
             made = (self._maker[request] for request in requests)
             return map(pin, made) if self._pin_memory else made
+
         if not self.is_persistent:
             self.close()
+
         self._requests.pending = requests
 
         # Uncollected garbage of this process may hold CUDA memory or events, and a forked process
@@ -152,11 +156,13 @@ class BatchProducer:
         # the objects that it inherited.
         collects = gc.isenabled()
         gc.disable()
+
         try:
             self._running[:] = [iter(self._loader)]
         finally:
             if collects:
                 gc.enable()
+
         return _with_dead_workers_named(self._running[0])
 
     def close(self) -> None:
@@ -210,12 +216,14 @@ class _ForkedWorker(ForkProcess):
             finally:
                 for end in process_obj._ready:
                     os.close(end)
+
             child.kill()
             child.wait()
             child.close()
             log.warning(
                 f"DataLoader worker {child.pid} hung in fork (fixed in Python 3.12) and was forked again"
             )
+
         raise AssertionError
 
 
@@ -233,11 +241,13 @@ def _has_left_fork(pid: int, ready: int) -> bool:
         stat = read_stat(pid)
         if stat is None or stat.state == "Z":
             return True  # a system without /proc, or it has exited: the DataLoader reports how
+
         if stat.state != "S" or stat.cpu_ticks != last_ticks:
             last_ticks = stat.cpu_ticks
             since = time.monotonic()
         elif time.monotonic() - since >= STUCK_AFTER_S:
             return False
+
     return True
 
 
@@ -268,6 +278,7 @@ def _with_dead_workers_named(iterator: Any) -> Iterator[Any]:
         dead = [process for process in processes if process.exitcode]
         if not dead:
             raise
+
         names = ", ".join(f"{process.pid} (exit code {process.exitcode})" for process in dead)
         raise TrainingError(
             f"DataLoader worker {names} died",
@@ -285,6 +296,7 @@ def end_workers(running: list[Any], owner: int) -> None:
             abandon_workers(iterator)
         else:
             shut_down_workers(iterator)
+
         for process in processes:
             # Stuck in the user's code, it would block the exit of this process.
             if process.is_alive():
@@ -332,12 +344,15 @@ class Delivery:
     def _receive(self, sent: _SentBatch) -> Any:
         if sent.arrival is None:
             return self.deliver(sent.batch)
+
         current = torch.cuda.current_stream(self._device)
         current.wait_event(sent.arrival)
+
         # The memory belongs to the other stream, which must not reuse it while this one reads it.
         for leaf in leaves(sent.batch):
             if not isinstance(leaf, torch.Tensor) or leaf.is_cuda:
                 leaf.record_stream(current)
+
         return sent.batch
 
 
@@ -353,8 +368,10 @@ def prefetch(made: Iterator[Any], send: Callable[[Any], Any], *, count: int) -> 
                 yield waiting.popleft()
     except Exception as caught:
         error = caught
+
     while waiting:
         yield waiting.popleft()
+
     if error is not None:
         raise error
 
@@ -420,6 +437,7 @@ def make_resident(
     is not changed: its arrays are in memory."""
     if device.type == "cpu":
         return dataset, workers
+
     name = type(dataset).__name__
     if not is_in_two_parts(dataset):
         reason = "is a stream" if is_stream(dataset) else "is not a drumline.TwoPartDataset"
@@ -439,6 +457,7 @@ def make_resident(
 
     if workers and warns:
         log.warning(f"the data stays on {device}, so its {workers} workers are not started")
+
     resident = ResidentDataset(dataset, device)
     torch.cuda.synchronize(device)  # other streams read it
     return resident, 0
@@ -451,10 +470,12 @@ class ResidentDataset(TwoPartDataset):
         self._dataset = dataset
         first = dataset.gather(_FIRST)
         length = len(dataset)
+
         wholes = [
             torch.empty((length, *leaf.shape[1:]), dtype=leaf.dtype, device=device)
             for leaf in leaves(first)
         ]
+
         # The host holds a part of the rows at a time.
         chunk = max(1, _CHUNK_BYTES // max(1, _num_bytes(first)))
         for start in range(0, length, chunk):
@@ -462,6 +483,7 @@ class ResidentDataset(TwoPartDataset):
             part = dataset.gather(np.arange(start, stop, dtype=np.int64))
             for whole, rows in zip(wholes, leaves(part), strict=True):
                 whole[start:stop].copy_(rows)
+
         in_order = iter(wholes)
         self._rows = map_leaves(first, lambda _: next(in_order), method="to")
 

@@ -118,10 +118,12 @@ def crop_offsets(draws: Draws, shape: Shape, prepare: Preparation) -> Tensor:
     size = channels * (height + 2 * padding) * wide
     offsets = np.arange(0, count * size, size)
     offsets += down * wide
+
     if prepare.flip:
         mirrored = chances[:, 2] < 0.5
         right[mirrored] = 2 * padding - right[mirrored]
         offsets[mirrored] += count * size  # the mirrored images follow the others
+
     offsets += right
     return torch.from_numpy(offsets)
 
@@ -171,6 +173,7 @@ def digits(*, split: Split, augment: bool) -> ImageArrays:
     with np.load(_DIGITS, allow_pickle=False) as arrays:
         images = arrays["images"]
         labels = arrays["labels"]
+
     chosen = (np.arange(len(labels)) % 5 == 0) == (split == "eval")
     return ImageArrays(
         images[chosen][:, np.newaxis],
@@ -193,6 +196,7 @@ class ImageFolder(ImageDataset):
             raise DataError(
                 "image_folder needs --data.dir, which is not set", next_step=_FOLDER_NEXT_STEP
             )
+
         self.classes = _class_names(_split_folder(Path(dir), "train"))
         self._paths, self._labels = _list_images(_split_folder(Path(dir), split), self.classes)
         self._image_size = image_size
@@ -206,6 +210,7 @@ class ImageFolder(ImageDataset):
             padding=padding,
             flip=augment,
         )
+
         super().__init__(
             (3, image_size, image_size), num_classes=len(self.classes), prepare=prepare
         )
@@ -264,6 +269,7 @@ def _list_images(folder: Path, classes: list[str]) -> tuple[list[Path], NDArray[
 
         paths += images
         labels += [classes.index(name)] * len(images)
+
     return paths, np.array(labels, dtype=np.int64)
 
 
@@ -281,4 +287,5 @@ def _decode(path: Path, image_size: int) -> NDArray[np.uint8]:
             f"the image {path} cannot be read ({type(error).__name__}: {error})",
             next_step="replace the file or remove it",
         ) from error
+
     return np.asarray(resized, dtype=np.uint8).transpose(2, 0, 1)

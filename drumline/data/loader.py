@@ -71,11 +71,13 @@ def observed(
     if observer is None:
         yield from batches
         return
+
     observer.batch_requested(steps_done())
     while (batch := next(batches, _END)) is not _END:
         observer.batch_ready()
         yield batch
         observer.batch_requested(steps_done())
+
     observer.epoch_ended()
 
 
@@ -198,6 +200,7 @@ class Loader(ABC):
                 # Before the last batch is yielded: a checkpoint after the optimizer step needs the
                 # new cursor.
                 self._move_past(plan)
+
             yield MicroBatch(data, span.size, is_last, span.shard, span.ends_shard)
 
         if not plan.spans:  # a rank may have none of a short batch's shards
@@ -270,6 +273,7 @@ class IndexedLoader(Loader):
         count = full_steps * len(self._plan(Cursor()).spans)
         if remainder:
             count += len(self._plan(Cursor(0, self.num_samples - remainder)).spans)
+
         return count
 
     def preview(self, most: int | None = None) -> Any:
@@ -278,10 +282,12 @@ class IndexedLoader(Loader):
         spans = self._next_plan().spans
         if not spans:
             return None
+
         low = spans[0].low
         high = spans[0].high
         if most is not None:
             high = min(high, low + most)
+
         return self._make(low, high, self._cursor.epoch)
 
     def batches_after(self, cursor: Cursor, num_steps: int) -> Iterator[Any]:
@@ -325,6 +331,7 @@ class IndexedLoader(Loader):
                 endless=endless,
             )
             self._batches = self._delivery.batches(self._producer.batches(requests))
+
         # Until the step is complete: if it is abandoned, its batches are made again.
         self._batches_at = None
         return self._batches
@@ -388,6 +395,7 @@ class EvaluationLoader(ABC):
                 f"evaluation batches cannot have {sharding.batch_size} samples",
                 next_step="set it to 1 or more",
             )
+
         self._name = type(dataset).__name__
         self._sharding = sharding
 
@@ -444,12 +452,14 @@ class IndexedEvaluationLoader(EvaluationLoader):
     def numbered(self, *, padded: bool = False) -> Iterator[EvaluationBatch]:
         size = self._sharding.batch_size
         requests: list[BatchRequest] = []
+
         expected: list[tuple[int, int]] = []
         for number in self._numbers:
             low = number * size
             high = min(low + size, self.num_samples)
             requests.append(BatchRequest(0, low, high, shuffled=False))
             expected.append((number, high - low))
+
         if padded and _has_fewer(self._sharding, self.num_batches):
             requests.append(BatchRequest(0, 0, 1, shuffled=False))
             expected.append((-1, 0))
@@ -489,9 +499,11 @@ class EvaluationReader(StreamReader):
         for count, sample in enumerate(self._samples(*_STREAM_SEEDS), 1):
             if count == 1:
                 digest = content_hash(sample).hex()
+
             number = (count - 1) // size
             if number % world_size == rank:
                 samples.append(sample)
+
             if len(samples) == size:
                 yield EvaluationBatch(number, size, self._collate(samples))
                 samples = []
@@ -501,10 +513,12 @@ class EvaluationReader(StreamReader):
                 f"the stream {self._name} is empty",
                 next_step="check the path and the split it reads",
             )
+
         if samples:
             yield EvaluationBatch((count - 1) // size, len(samples), self._collate(samples))
         if _has_fewer(self._sharding, -(-count // size)):
             yield EvaluationBatch(-1, 0, self._collate([sample]))
+
         while True:  # a worker may be asked for more
             yield _EndOfPass(count, digest)
 

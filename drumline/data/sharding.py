@@ -80,6 +80,7 @@ def hash_integers(*numbers: int) -> int:
         state ^= state >> _SHIFTS[1]
         state = state * _MULTIPLIERS[1] & _MASK
         state ^= state >> _SHIFTS[2]
+
     return state
 
 
@@ -90,6 +91,7 @@ def _mix_in_place(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     numbers ^= numbers >> _ARRAY_SHIFTS[1]
     numbers *= _ARRAY_MULTIPLIERS[1]
     numbers ^= numbers >> _ARRAY_SHIFTS[2]
+
     return numbers
 
 
@@ -109,6 +111,7 @@ def permute(
     """
     if positions.size == 0:
         return positions.copy()
+
     grid = _grid(length, seed, epoch)
     indices = _shuffle(positions, grid)
     # The grid has up to sqrt(length) extra cells. A position that lands on one is shuffled again
@@ -116,6 +119,7 @@ def permute(
     while indices.max() >= length:
         outside = indices >= length
         indices[outside] = _shuffle(indices[outside], grid)
+
     return indices
 
 
@@ -136,6 +140,7 @@ def _grid(length: int, seed: int, epoch: int) -> _Grid:
     rows = math.isqrt(length - 1) + 1
     columns = -(-length // rows)
     draws = Draws(seed, epoch, np.arange(_ROUND_PAIRS, dtype=np.int64))
+
     return _Grid(
         rows=np.array(rows),
         columns=np.array(columns),
@@ -153,6 +158,7 @@ def _shuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
         row %= grid.rows
         column += column_shift[row]
         column %= grid.columns
+
     row *= grid.columns
     row += column
     return row
@@ -213,6 +219,7 @@ class Sharding:
         equal as possible, as in a short batch that would leave a rank with too few samples."""
         if self.sizes is None:
             return None
+
         ends = [size * end // self.batch_size for end in accumulate(self.sizes, initial=0)]
         sizes = tuple(high - low for low, high in pairwise(ends))
         return sizes if min(sizes) >= self.min_shard_size else None
@@ -221,6 +228,7 @@ class Sharding:
         """The shards of a batch of this size that this rank computes."""
         if self.shards is None:
             return range(self.rank, self.rank + 1)
+
         return shards_of_rank(
             self.rank, num_shards=self.shards_used(size), world_size=self.world_size
         )
@@ -240,6 +248,7 @@ class Sharding:
                 next_step=f"start at most {self.shards} ranks, or begin a new run with --train.shards "
                 f"{self.world_size}",
             )
+
         for name in ("accumulate", "micro_batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -304,6 +313,7 @@ def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
     start = cursor.position
     stop = min(start + sharding.batch_size, length)
     count = sharding.shards_used(stop - start)
+
     sizes = sharding.uneven_sizes(stop - start)
     # With one shard per rank: what the rank with the most samples needs. The others do the same
     # number of forward passes, because some of these hold collectives (SyncBatchNorm, or a user's
@@ -326,6 +336,7 @@ def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
     local_range = (stop, stop)
     if own_shards:
         local_range = (own_shards[0].low, own_shards[-1].high)
+
     next_cursor = Cursor(cursor.epoch, stop)
     if stop >= length:
         next_cursor = Cursor(cursor.epoch + 1, 0)
@@ -398,6 +409,7 @@ def _balanced(start: int, stop: int, *, part: int, parts: int) -> tuple[int, int
     the remainder, so that rank 0, whose buffers are broadcast, always has samples."""
     if part >= parts:
         return stop, stop
+
     size, extra = divmod(stop - start, parts)
     low = start + part * size + min(part, extra)
     return low, low + size + (part < extra)

@@ -50,6 +50,7 @@ class StreamLoader(Loader):
         self.name = type(dataset).__name__
         self.is_resumable = is_resumable(dataset)
         """Whether the stream keeps its own position on each rank."""
+
         if self.is_resumable and sharding.shards is not None:
             raise UsageError(
                 f"the stream {self.name} decides by rank what it yields, so its samples cannot be cut into shards that "
@@ -57,11 +58,13 @@ class StreamLoader(Loader):
                 next_step="train without --train.exact elastic, or give a map-style dataset or an iterable without "
                 "state_dict",
             )
+
         if options.workers > 1 and sharding.rank == 0:
             log.warning(
                 f"a stream is read by 1 worker, not {options.workers}: several would split it among them, and the "
                 "order of its samples would depend on their number"
             )
+
         reader = RankStreamReader if self.is_resumable else SharedStreamReader
         self._producer = BatchProducer(
             reader(dataset, sharding=sharding, seed=seed, collate=options.collate),
@@ -69,6 +72,7 @@ class StreamLoader(Loader):
             replace(options, workers=min(options.workers, 1), persistent_workers=True),
             device,
         )
+
         # Without a copy to the device, an in-place loss must not change the batch that is kept.
         self._delivery = Delivery(device, clone if device.type == "cpu" else lambda batch: batch)
         self._position = StreamPosition()  # of a resumable stream
@@ -101,6 +105,7 @@ class StreamLoader(Loader):
         cursor is enough."""
         if not self.is_resumable:
             return None
+
         return {
             "world_size": self.sharding.world_size,
             "rank": self.sharding.rank,
@@ -112,8 +117,10 @@ class StreamLoader(Loader):
         ranks."""
         if not self.is_resumable or state is None:
             return
+
         position = dict(state)
         saved = position.pop("world_size")
+
         now = self.sharding.world_size
         if saved != now:
             raise CheckpointError(
@@ -122,6 +129,7 @@ class StreamLoader(Loader):
                 next_step=f"resume on {saved} ranks, or begin a new run with a map-style dataset or an iterable "
                 "without state_dict, which work on any number of ranks",
             )
+
         del position["rank"]
         self._position = StreamPosition(**position)
         self._move_to(Cursor(0, self._position.position))
@@ -155,15 +163,18 @@ class StreamLoader(Loader):
         again may take long."""
         if self._current is not None:
             return self._current
+
         if self._answers_at != self._cursor:
             self._answers = read_stream(
                 self._producer, self._position if self.is_resumable else self._cursor
             )
+
         # Until there is an answer: after an error the stream is opened again.
         self._answers_at = None
         read: StreamStep = next(self._answers)
         self._current = read
         self._answers_at = read.plan.next_cursor
+
         return read
 
     def _next_plan(self) -> StepPlan:

@@ -115,6 +115,7 @@ class StreamReader(Dataset[Any]):
             except Exception as error:
                 error.add_note(f"while reading sample {number} of {self._name}")
                 raise
+
             yield sample
 
     def _set_epoch(self, epoch: int) -> None:
@@ -140,6 +141,7 @@ class SharedStreamReader(StreamReader):
         for epoch in count(start.epoch):
             position = start.position if epoch == start.epoch else 0
             samples = self._samples_from(Cursor(epoch, position))
+
             ahead = next(samples, _END)  # read, and not yet assigned
             while ahead is not _END:
                 kept_samples: dict[int, Any] = {}
@@ -157,6 +159,7 @@ class SharedStreamReader(StreamReader):
                     self._collate([kept_samples[number] for number in numbers])
                     for numbers in _round_robin(plan)
                 ]
+
                 is_first = Cursor(epoch, position) == start
                 digest = content_hash(kept_samples[0]).hex() if is_first else ""
                 yield StreamStep(plan, batches, digest)
@@ -169,6 +172,7 @@ class SharedStreamReader(StreamReader):
         for number, sample in enumerate(self._samples(self._seed, _SHARED_SEEDS, cursor.epoch), 1):
             if number > cursor.position:
                 yield sample
+
         if number == 0:
             raise DataError(
                 f"the stream {self._name} is empty in epoch {cursor.epoch}",
@@ -218,6 +222,7 @@ class RankStreamReader(StreamReader):
         if start.position or self._was_opened:
             position_of_dataset = start.dataset if start.position else self._beginning
             self._dataset.load_state_dict(copy.deepcopy(position_of_dataset))
+
         self._was_opened = True
 
         samples = self._samples_of_rounds(start)
@@ -253,11 +258,13 @@ class RankStreamReader(StreamReader):
             ):
                 taken += 1
                 yield _TakenSample(sample, round, taken)
+
             if taken == 0:
                 raise DataError(
                     f"the stream {self._name} is empty in round {round} on rank {self._sharding.rank}",
                     next_step="check what it reads on this rank, and that its __iter__ starts over after its end",
                 )
+
             taken = 0
             self._set_epoch(round + 1)
 

@@ -63,6 +63,7 @@ class SyntheticImages(ImageDataset):
         images = self._patterns[labels]
         noise = _random_bytes(draws, images[0].size, stream=_NOISE).reshape(images.shape)
         images += noise >> _HALF
+
         return LabelledImages(torch.from_numpy(images), torch.from_numpy(labels))
 
 
@@ -85,10 +86,12 @@ class SyntheticTokens(TwoPartDataset):
         # The n-th token after x is factors[n] * x + terms[n], so that a batch needs no loop over
         # positions.
         factors = [1]
+
         terms = [0]
         for _ in range(context):
             factors.append(5 * factors[-1] % self.vocab_size)
             terms.append((5 * terms[-1] + 3) % self.vocab_size)
+
         self._factors = np.array(factors)
         self._terms = np.array(terms)
 
@@ -100,6 +103,7 @@ class SyntheticTokens(TwoPartDataset):
         first = (draws.uniform(1, stream=_STARTS) * self.vocab_size).astype(np.int64)
         rows = (first * self._factors + self._terms) % self.vocab_size
         chance = draws.uniform(self._context + 1, stream=_NOISE) * 10
+
         return torch.from_numpy(
             np.where(chance < 1, (chance * self.vocab_size).astype(np.int64), rows)
         )

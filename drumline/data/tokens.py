@@ -99,6 +99,7 @@ class TokenWindows(TwoPartDataset):
                     f"{self._name} holds the token {strays[0]}, but its vocabulary has {self.vocab_size}",
                     next_step="correct vocab_size in meta.json, or remove the file to have it counted",
                 )
+
         return rows
 
     def finish(self, rows: Tensor, choices: None) -> tuple[Tensor, Tensor]:
@@ -112,6 +113,7 @@ def inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
     pair = rows.as_strided((2, count, window - 1), (rows.stride(1), *rows.stride()))
     widened = pair.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
     inputs, targets = widened.unbind()
+
     return inputs, targets
 
 
@@ -119,6 +121,7 @@ def find_tokens(dir: str | None, *, token_type: str) -> tuple[Tokens, Tokens | N
     """The tokens to train on, and those to evaluate on; None: a part of the former."""
     if dir is None:
         return standard_library(), None
+
     path = Path(dir)
     if path.is_file():
         return _open(path, token_type), None
@@ -152,6 +155,7 @@ def standard_library() -> Tokens:
         # not walked: site-packages may be large
         subfolders[:] = set(subfolders) - _NOT_LIBRARY
         files += [Path(path, name) for name in names if name.endswith(".py")]
+
     files.sort(key=lambda path: path.relative_to(folder).parts)
     return _joined(files, name="the Python standard library")
 
@@ -171,12 +175,14 @@ def _named(folder: Path, name: str) -> Path | None:
 def _open(path: Path, token_type: str) -> Tokens:
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty", next_step="write the file again")
+
     if path.suffix == ".npy":
         values = _map_npy(path)
     elif path.suffix == ".bin":
         values = _map_raw(path, np.dtype(token_type))
     else:
         return Tokens(_map_raw(path, np.dtype(np.uint8)), _TEXT_VOCABULARY, str(path))
+
     vocab_size, is_stated = _vocabulary(values, path)
     return Tokens(values, vocab_size, str(path), is_stated)
 
@@ -200,6 +206,7 @@ def _map_npy(path: Path) -> NDArray[Any]:
             f"{path} cannot be mapped as a .npy file ({error})",
             next_step="write it with numpy.save(path, tokens)",
         ) from error
+
     if values.ndim != 1 or values.dtype.kind not in "iu" or not values.dtype.isnative:
         raise DataError(
             f"{path} holds {values.dtype} {list(values.shape)}: expected integers of this machine in one dimension",
@@ -221,6 +228,7 @@ def _vocabulary(values: NDArray[Any], path: Path) -> tuple[int, bool]:
                 f"{meta} cannot be read as a JSON object ({error})",
                 next_step="correct or remove it",
             ) from error
+
         if type(stated) is int and 0 < stated <= _MAX_VOCABULARY:
             return stated, True
         if stated is not None:
@@ -234,6 +242,7 @@ def _vocabulary(values: NDArray[Any], path: Path) -> tuple[int, bool]:
     for start in range(0, len(values), _SCAN_CHUNK):
         piece = values[start : start + _SCAN_CHUNK]
         highest = max(highest, int(piece.max()))
+
         lowest = int(piece.min())
         if lowest < 0:
             raise DataError(

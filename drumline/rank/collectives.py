@@ -38,6 +38,7 @@ def gather_tensors(tensor: Tensor) -> list[Tensor]:
     CPU."""
     if _is_alone():
         return [tensor.cpu()]
+
     own_tensor = tensor.to(_device())
     parts = [torch.empty_like(own_tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, own_tensor)
@@ -48,12 +49,14 @@ def gather_json(value: Any) -> list[Any]:
     """Collective: every rank's value, on every rank."""
     if _is_alone():
         return [value]
+
     encoded = _encode(value)
-    sizes = gather_tensors(torch.tensor([encoded.numel()]))
-    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
+    sizes = [int(size) for size in gather_tensors(torch.tensor([encoded.numel()]))]
+
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: encoded.numel()] = encoded
     parts = gather_tensors(padded)
-    return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
+    return [_decode(part[:size]) for part, size in zip(parts, sizes, strict=True)]
 
 
 def gather_on_main(content: Tensor, sizes: Sequence[int]) -> list[Tensor]:
@@ -61,17 +64,24 @@ def gather_on_main(content: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     on the others. They travel in pieces, so that a device holds little of them at once."""
     if _is_alone():
         return [content]
+
     is_main = dist.get_rank() == 0
     nothing = [0] * len(sizes)
     device = _device()
+
     received = [torch.empty(size, dtype=torch.uint8) for size in sizes] if is_main else []
     for start in range(0, max(sizes), PIECE_BYTES):
-        lengths = [max(0, min(size - start, PIECE_BYTES)) for size in sizes] if is_main else nothing
+        lengths = nothing
+        if is_main:
+            lengths = [max(0, min(size - start, PIECE_BYTES)) for size in sizes]
+
         own_piece = content[start : start + PIECE_BYTES].to(device)
         pieces = own_piece.new_empty(sum(lengths))
+
         # Each rank sends as many bytes as it has, to rank 0 only; a gather would send as many as
         # the longest.
         dist.all_to_all_single(pieces, own_piece, lengths, [len(own_piece), *nothing[1:]])
+
         for whole, piece in zip(received, torch.split(pieces, lengths), strict=False):
             whole[start : start + PIECE_BYTES] = piece
 
@@ -82,11 +92,14 @@ def broadcast_json(value: Any, *, source: int = 0) -> Any:
     """Collective: this rank's value, on every rank; the other ranks' values are ignored."""
     if _is_alone():
         return value
+
     is_source = dist.get_rank() == source
-    device = _device()
     encoded = _encode(value if is_source else None)
+
+    device = _device()
     size = torch.tensor([encoded.numel()], device=device)
     dist.broadcast(size, source)
+
     buffer = torch.empty(int(size), dtype=torch.uint8, device=device)
     if is_source:
         buffer.copy_(encoded)
@@ -104,17 +117,21 @@ def broadcast_tensors(
     None. A rank that does not `keep` them only takes part, and gets none."""
     if _is_alone():
         return dict(tensors or {})
-    device = _device()
+
     described = {
-        name: [str(t.dtype).removeprefix("torch."), list(t.shape)]
-        for name, t in (tensors or {}).items()
+        name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        for name, tensor in (tensors or {}).items()
     }
+    is_source = dist.get_rank() == source
+    device = _device()
+
     received = {}
     for name, (dtype, shape) in broadcast_json(described, source=source).items():
-        if tensors is not None and dist.get_rank() == source:
+        if tensors is not None and is_source:
             buffer = tensors[name].to(device).contiguous()
         else:
             buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+
         # As bytes: no backend supports every type.
         dist.broadcast(as_bytes(buffer), source)
         if keeps:
@@ -128,15 +145,16 @@ def check_same(values: Mapping[str, Any], *, host: str, next_step: str) -> None:
     digest = blake3.blake3(json.dumps(values, sort_keys=True).encode()).hexdigest(16)
     if len(set(gather_json(digest))) == 1:
         return
+
     reports = gather_json({"host": host, "values": dict(values)})
     hosts = [report["host"] for report in reports]
+
     names = dict.fromkeys(name for report in reports for name in report["values"])
     for name in names:
         by_ranks = [report["values"].get(name) for report in reports]
         if any(value != by_ranks[0] for value in by_ranks):
-            raise PreflightError(
-                f"ranks differ in {name}: {by_rank(by_ranks, hosts)}", next_step=next_step
-            )
+            what = f"ranks differ in {name}: {by_rank(by_ranks, hosts)}"
+            raise PreflightError(what, next_step=next_step)
 
 
 def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> None:
@@ -144,14 +162,18 @@ def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> 
     first difference."""
     if _is_alone():
         return
+
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     hashes = hash_tensors(list(tensors.values()), device).tolist()
-    hashes_by_name = {
-        f"the initial weights; first difference in {name}": f"{list(tensor.shape)} {value & (2**64 - 1):016x}"
-        for (name, tensor), value in zip(tensors.items(), hashes, strict=True)
-    }
+
+    facts = {}
+    for (name, tensor), number in zip(tensors.items(), hashes, strict=True):
+        unsigned = number & (2**64 - 1)
+        what = f"the initial weights; first difference in {name}"
+        facts[what] = f"{list(tensor.shape)} {unsigned:016x}"
+
     next_step = "build the model after the seed is set and from the same settings on every rank"
-    check_same(hashes_by_name, host=host, next_step=next_step)
+    check_same(facts, host=host, next_step=next_step)
 
 
 def collective_counter() -> Callable[[], int]:

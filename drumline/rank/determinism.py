@@ -82,11 +82,14 @@ def capture_rng(device: torch.device) -> Tensor:
         )
 
     on_gpu = _to_bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else b""
+
     _, key, gauss = random.getstate()
     python_state = _PYTHON.pack(*key, gauss is not None, gauss or 0.0)
+
     numpy_global: Any = np.random.get_state()
     _, numpy_key, *rest = numpy_global
     numpy_state = _NUMPY.pack(*numpy_key.tolist(), *rest)
+
     parts = (_to_bytes(torch.get_rng_state()), on_gpu, numpy_state, python_state)
     packed = _RNG_HEADER.pack(_RNG_MARK, _RNG_VERSION, *map(len, parts)) + b"".join(parts)
     return _to_tensor(packed.ljust(RNG_BYTES, b"\0"))
@@ -104,11 +107,13 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
     torch.set_rng_state(_to_tensor(on_cpu))
     if on_gpu and device.type == "cuda":
         torch.cuda.set_rng_state(_to_tensor(on_gpu), device)
+
     *key, position, has_gauss, gauss = _NUMPY.unpack(numpy_state)
     inner = {"key": np.array(key, dtype=np.uint32), "pos": position}
     np.random.set_state(
         {"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss}
     )
+
     *key, has_gauss, gauss = _PYTHON.unpack(python_state)
     random.setstate((3, tuple(key), gauss if has_gauss else None))
 
@@ -127,16 +132,21 @@ def check_rng(state: Tensor) -> list[bytes]:
     """The four parts of a state; ValueError if it is corrupt: with a wrong position numpy and torch
     would read beyond their tables."""
     packed = _to_bytes(state.cpu()) if state.dtype is torch.uint8 else b""
-    torch_bytes = torch.get_rng_state().numel()
-    for gpu_bytes in (0, _GPU_BYTES):
-        lengths = (torch_bytes, gpu_bytes, _NUMPY.size, _PYTHON.size)
-        if packed.startswith(_RNG_HEADER.pack(_RNG_MARK, _RNG_VERSION, *lengths)):
-            break
-    else:
-        raise ValueError(f"it is no random state of this version of torch ({len(packed)} bytes)")
+    if len(packed) < _RNG_HEADER.size or not packed.startswith(_RNG_MARK):
+        raise ValueError(f"it is no random state ({len(packed)} bytes)")
 
+    _, version, *lengths = _RNG_HEADER.unpack_from(packed)
+    if version != _RNG_VERSION:
+        raise ValueError(
+            f"it is a random state of another version of Drumline (format {version}, expected {_RNG_VERSION})"
+        )
+
+    torch_bytes = torch.get_rng_state().numel()
+    if lengths not in [[torch_bytes, size, _NUMPY.size, _PYTHON.size] for size in (0, _GPU_BYTES)]:
+        raise ValueError(f"it is no random state of this version of torch ({len(packed)} bytes)")
     if len(packed) != RNG_BYTES:
         raise ValueError(f"it has {len(packed)} bytes, expected {RNG_BYTES}")
+
     ends = accumulate(lengths, initial=_RNG_HEADER.size)
     parts = [packed[start:end] for start, end in pairwise(ends)]
 
@@ -145,6 +155,7 @@ def check_rng(state: Tensor) -> list[bytes]:
     # just seeded.
     is_inside = 0 < left <= 624 and following == 625 - left
     is_torch_valid = seeded and (is_inside or (left, following) == (1, 0))
+
     *_, numpy_position, has_gauss, _ = _NUMPY.unpack(parts[2])
     *_, python_position, _, _ = _PYTHON.unpack(parts[3])
     are_inside = 0 <= numpy_position <= 624 and 0 <= python_position <= 624
@@ -183,6 +194,7 @@ def explain_refused_kernels() -> Iterator[None]:
     except RuntimeError as error:
         if "does not have a deterministic implementation" not in str(error):
             raise
+
         raise TrainingError(
             f"{str(error).split(',', 1)[0]} on this device, and only deterministic ones are allowed here",
             next_step="use another operation, or leave --train.deterministic (and --train.exact elastic) "

@@ -80,6 +80,7 @@ def claim_failure(
         earlier = _wait_for_claim(store) if is_secondary else None
         if earlier is not None:
             return _reported(earlier, failure)
+
         claim = json.dumps(asdict(failure))
         if store.compare_set(FIRST, "", claim).decode() != claim:
             return _reported(_wait_for_claim(store), failure)
@@ -92,6 +93,7 @@ def claim_failure(
     if rank_0_hosts_store and failure.origin.rank == 0:
         # the store ends with this process; the others must read it first
         time.sleep(CLAIM_WAIT_S)
+
     return None
 
 
@@ -100,9 +102,11 @@ def _reported(first: Failure | None, failure: Failure) -> Failure | None:
     before its report."""
     if first is None or first.origin.host != failure.origin.host:
         return first
+
     deadline = time.monotonic() + REPORT_WAIT_S
     while parent_of(first.pid) and time.monotonic() < deadline:
         time.sleep(0.02)
+
     return first
 
 
@@ -114,6 +118,7 @@ def _wait_for_claim(store: SealedStore) -> Failure | None:
         if content is not None:
             return decoded(Failure, content)
         time.sleep(0.02)
+
     return None
 
 
@@ -132,6 +137,7 @@ def wait_for_ranks(
     keys = [str(number) for number in range(world_size)]
     deadline = time.monotonic() + limit_s
     here.set(keys[rank], "done")
+
     while not here.check(keys if rank == 0 else ["all"]):
         if store.check([FIRST]):
             raise dist.DistStoreError(f"another rank failed ({call})")
@@ -141,4 +147,5 @@ def wait_for_ranks(
 
     if rank == 0:
         here.set("all", "done")
+
     return []

@@ -70,6 +70,7 @@ def join_group(
         live.facts = options.facts
         if live.latest.members:
             options = replace(options, timeout_s=JOIN_S)
+
         store = open_store(topology, timeout_s=options.timeout_s, check=live.check_finished)
         if live.latest.members:
             store = store.under(f"group-{live.latest.generation}")
@@ -106,6 +107,7 @@ def join_group(
     set_group_timeout(train_timeout_s)
     if live is not None:
         live.begin(rendezvous)
+
     return rendezvous
 
 
@@ -121,6 +123,7 @@ def leave_group(*, broken: bool = False) -> bool:
     An error of torch is raised; for a broken group it is logged."""
     if not dist.is_initialized():
         return True
+
     groups = process_groups()
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     errors: list[Exception] = []
@@ -155,6 +158,7 @@ def leave_group(*, broken: bool = False) -> bool:
             name="drumline-release",
             daemon=True,
         )
+
         releasing.start()
         releasing.join(RELEASE_S)
 
@@ -186,6 +190,7 @@ def _start_timer(limit_s: float, failed: bool, pid: int) -> None:
     """Called when Python exits, in the process that asked for it only."""
     if os.getpid() != pid:
         return
+
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
@@ -200,6 +205,7 @@ def _start_timer(limit_s: float, failed: bool, pid: int) -> None:
     # `struct sigevent` of Linux on 64 bits.
     event = struct.pack("NiiN40x", code, 0, SIGEV_THREAD, function)
     timer = ctypes.c_void_p()
+
     seconds = int(limit_s)
     if libc.timer_create(CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0:
         once = (ctypes.c_long * 4)(0, 0, seconds, int((limit_s - seconds) * 1e9))

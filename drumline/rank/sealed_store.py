@@ -91,7 +91,9 @@ class SealedStore:
         limit = timeout or self.timeout
         deadline = time.monotonic() + limit.total_seconds()
         self.raw.wait(list(keys), limit)
-        self._read(keys, timedelta(seconds=max(0.0, deadline - time.monotonic())))
+
+        remaining_s = max(0.0, deadline - time.monotonic())
+        self._read(keys, timedelta(seconds=remaining_s))
 
     def check(self, keys: Sequence[str]) -> bool:
         return self.peek_all(keys) is not None
@@ -107,6 +109,7 @@ class SealedStore:
         # one question while some are missing
         if len(keys) > 1 and not self.raw.check(list(keys)):
             return None
+
         values = self.there(keys)
         return list(values.values()) if len(values) == len(keys) else None
 
@@ -114,6 +117,7 @@ class SealedStore:
         """As torch's: returns the value afterwards. A foreign value is replaced."""
         sealed = self._seal(key, desired)
         sealed_expected = self._seal(key, expected) if expected else b""
+
         stored = self.raw.compare_set(key, sealed_expected, sealed)  # type: ignore[arg-type]
         for _ in range(MOST_TRIES):
             if (opened := self._open(key, stored)) is not None:
@@ -155,12 +159,15 @@ class SealedStore:
         while True:
             stored = [self.raw.get(keys[0])] if len(keys) == 1 else self.raw.multi_get(list(keys))
             values = [self._open(key, value) for key, value in zip(keys, stored, strict=True)]
+
             opened = [value for value in values if value is not None]
             if len(opened) == len(keys):
                 return opened
+
             if time.monotonic() > deadline:
                 foreign = keys[values.index(None)]
                 raise dist.DistStoreError(f"no value of this job is at {self.prefix}/{foreign}")
+
             time.sleep(POLL_S)
 
     def _hash(self, key: str, value: bytes) -> bytes:
@@ -171,15 +178,18 @@ class SealedStore:
 
     def _seal(self, key: str, value: str | bytes) -> bytes:
         plain = value.encode() if isinstance(value, str) else value
-        return plain if self._key is None else SEALED + self._hash(key, plain) + plain
+        if self._key is None:
+            return plain
+        return SEALED + self._hash(key, plain) + plain
 
     def _open(self, key: str, stored: bytes) -> bytes | None:
         """None for a foreign value."""
         is_sealed = stored.startswith(SEALED)
-        end = len(SEALED) + HASH_LETTERS
         if self._key is None and not is_sealed:
             return stored
+
         if self._key is not None and is_sealed:
+            end = len(SEALED) + HASH_LETTERS
             value = stored[end:]
             if hmac.compare_digest(stored[len(SEALED) : end], self._hash(key, value)):
                 return value
@@ -210,6 +220,7 @@ def decoded(kind: type[T], text: bytes | None) -> T | None:
     """What another process wrote, as JSON (`from_json`); None for anything else."""
     if text is None or len(text) > MAX_BYTES:
         return None
+
     try:
         return from_json(kind, parse_json(text))
     except ValueError:

@@ -81,6 +81,7 @@ class StopVote:
             self._lead()
         if time.monotonic() > self._patient_until:
             self.store.compare_set("decision", "", CANCELLED)
+
         if (decision := self.store.peek("decision")) is not None:
             with self._changed:
                 self.stop = None if decision.decode() == CANCELLED else int(decision)
@@ -124,6 +125,7 @@ class StopVote:
             # two sees the other.
             self.stop = proposal
             self._changed.notify_all()
+
         self._round += 1
         self.store.set(f"position/{self._round}/{self.rank}", str(self._position()))
 
@@ -132,6 +134,7 @@ class StopVote:
         keys = [f"position/{self._round}/{rank}" for rank in range(self.world_size)]
         if (positions := self.store.peek_all(keys)) is None:
             return
+
         foremost = max(map(int, positions))
         if self.stop is not None and foremost < self.stop:
             self.store.compare_set("decision", "", str(self.stop))

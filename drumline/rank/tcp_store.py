@@ -118,6 +118,7 @@ def _for_each_connection(call: Callable[[socket.socket, str, int], None]) -> Non
             # Python would never close its copy of anything but a socket.
             if not str(entry.readlink()).startswith("socket:"):
                 continue
+
             # The copy shares the original's options.
             with socket.socket(fileno=os.dup(int(entry.name))) as connection:
                 peer = connection.getpeername()

@@ -42,22 +42,22 @@ def hash_tensors(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     for source in {tensor.device for tensor in tensors}:
         chosen = [number for number, tensor in enumerate(tensors) if tensor.device == source]
         device_hashes = _hash_on_device([tensors[number] for number in chosen], source)
+
         # Wait for a copy to the CPU: otherwise its numbers would be read before they have arrived.
         device_hashes = device_hashes.to(device, non_blocking=device.type != "cpu")
         hashes.update(zip(chosen, device_hashes.unbind(), strict=True))
 
-    return (
-        torch.stack([hashes[number] for number in range(len(tensors))])
-        if hashes
-        else _on(device, [])
-    )
+    if not hashes:
+        return _on(device, [])
+    return torch.stack([hashes[number] for number in range(len(tensors))])
 
 
 @torch.no_grad()
 def combine(hashes: Tensor, names: Sequence[str]) -> Tensor:
     """One int64 for many hashes, in any order: each is mixed with its name, then added. One changed
     hash is always found, since the mixing is a bijection."""
-    return _mix(hashes ^ _mix(_on(hashes.device, [text_hash(name) for name in names]))).sum()
+    name_hashes = _on(hashes.device, [text_hash(name) for name in names])
+    return _mix(hashes ^ _mix(name_hashes)).sum()
 
 
 def text_hash(text: str) -> int:
@@ -71,12 +71,15 @@ def _hash_on_device(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     raws = [as_bytes(tensor) for tensor in tensors]
     multipliers = _multipliers(device)
     sums = [(words * multipliers).sum(dim=1) for words in _blocks(raws)]
+    rows = torch.cat(sums) if sums else _on(device, [])
+
+    # The tensor that each row is of, and the row's number in it.
     lengths = [-(-raw.numel() // ROW_BYTES) for raw in raws]
     *starts, total = accumulate(lengths, initial=0)
-    hashes = _on(device, [text_hash(f"{tensor.dtype} {list(tensor.shape)}") for tensor in tensors])
     owners = torch.repeat_interleave(_on(device, lengths), output_size=total)
     places = torch.arange(total, device=device) - _on(device, starts)[owners]
-    rows = torch.cat(sums) if sums else _on(device, [])
+
+    hashes = _on(device, [text_hash(f"{tensor.dtype} {list(tensor.shape)}") for tensor in tensors])
     return hashes.index_add_(0, owners, _mix(rows ^ _mix(places)))
 
 
@@ -104,8 +107,10 @@ def _blocks(raws: Sequence[Tensor]) -> Iterator[Tensor]:
             yield _words(torch.cat(waiting))
             waiting = []
             size = 0
+
         for low in range(0, whole, CHUNK_BYTES):
             yield _words(raw[low : low + CHUNK_BYTES])
+
         if rest := raw.numel() - whole:
             missing = -rest % ROW_BYTES
             waiting += [raw[whole:], _zeros(raw.device)[:missing]]

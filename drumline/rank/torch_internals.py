@@ -70,6 +70,7 @@ def recorded_collectives() -> list[dict[str, Any]]:
     names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
     recorders = [getattr(functions, name) for name in names if hasattr(functions, name)]
     dumps = [json.loads(dump(True, False)) for dump in recorders]
+
     return [entry for dump in dumps for entry in dump.get("entries", [])]
 
 
@@ -165,6 +166,7 @@ def parameters_in_reduction() -> set[str]:
         if "fsdp_params" in frame.f_locals:
             return {getattr(param, "_param_fqn", "") for param in frame.f_locals["fsdp_params"]}
         frame = frame.f_back
+
     return set()
 
 
@@ -289,6 +291,7 @@ def awaited_workers(frames: Iterable[FrameType]) -> list[tuple[int, int]]:
     for frame in frames:
         if frame.f_code.co_filename != dataloader.__file__:
             continue
+
         iterator: Any = frame.f_locals.get("self")
         is_loading = isinstance(iterator, dataloader._MultiProcessingDataLoaderIter)
         if is_loading and not iterator._shutdown:
@@ -333,6 +336,7 @@ def abandon_workers(iterator: Any) -> None:
     iterator._worker_pids_set = False
     if hasattr(iterator, "_pin_memory_thread_done_event"):
         iterator._pin_memory_thread_done_event.set()
+
     for queue in iterator._index_queues:
         queue.cancel_join_thread()
         queue.close()

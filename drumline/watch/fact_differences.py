@@ -62,8 +62,10 @@ def described(differing: Sequence[Difference], hosts: Sequence[str]) -> tuple[st
         f"{difference.name}: {by_rank(difference.values, hosts)}"
         for difference in differing[:MAX_DIFFERENCES]
     ]
+
     if len(differing) > MAX_DIFFERENCES:
         lines.append(f"and {len(differing) - MAX_DIFFERENCES} more")
+
     text = lines[0] if len(lines) == 1 else as_list(f"{len(differing)} things:", lines)
     next_steps = dict.fromkeys(NEXT_STEPS[difference.group] for difference in differing)
 

@@ -67,9 +67,11 @@ def failure_kind(error: BaseException) -> FailureKind:
     # A dataset may lose its own connections: those are Python's errors, not torch's.
     if (kind in _TORCH_TYPES or "gloo/transport" in text) and _has(text, _LOST_PEER_TEXTS):
         return FailureKind.LOST_PEER
+
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
+
     numbers = [cause.errno for cause in causes if isinstance(cause, OSError)]
     if errno.ENOSPC in numbers or errno.EDQUOT in numbers or _has(text, _DISK_FULL_TEXTS):
         return FailureKind.DISK_FULL

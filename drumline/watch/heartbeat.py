@@ -90,6 +90,7 @@ class HeartbeatWriter:
         self._words[_PID] = os.getpid()
         self._words[_RANK] = rank
         self._words[0] = MAGIC  # last: from here on it is a record
+
         if path is not None:
             detach_method = weakref.WeakMethod(self._detach_in_fork)
             os.register_at_fork(after_in_child=lambda: (detach := detach_method()) and detach())
@@ -136,10 +137,12 @@ class HeartbeatWriter:
         Never raises."""
         if self._has_failed:
             return
+
         self._has_failed = True
         text = error.encode(errors="replace")
         if len(text) >= _TEXT_BYTES:
             text = text[: _TEXT_BYTES - 4] + b"..."
+
         self._memory[_NUM_WORDS * 8 : _NUM_WORDS * 8 + len(text) + 1] = text + b"\0"
         self._words[_FAILURE_KIND] = _FAILURE_KINDS.index(kind)
         self.mark(Phase.FAILED)
@@ -265,11 +268,13 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
     data = _read_settled(path)
     if len(data) != SIZE:
         return None
+
     record = memoryview(data)[: _NUM_WORDS * 8]
     words = record.cast("Q")
     times = record.cast("d")
     num_marks, phase = divmod(words[_NOW], _PHASES)
     spent = times[_SPENT : _SPENT + len(Phase)].tolist()
+
     if words[0] != MAGIC:
         return None
 

@@ -41,8 +41,10 @@ class ReplicaDifference:
 
     def sentence(self, step: int, last_agreed: int | None) -> str:
         """Which ranks differ from which, in what, and since when."""
-        first, *further = self.tensors
-        what = f"{first} and {plural(len(further), 'more tensor')}" if further else first
+        what, *further = self.tensors
+        if further:
+            what += f" and {plural(len(further), 'more tensor')}"
+
         if self.has_majority:
             verb = "differs" if len(self.suspects) == 1 else "differ"
             who = f"{self._named(self.suspects)} {verb} from the other {len(self.groups[0])} ranks in {what}"
@@ -53,12 +55,14 @@ class ReplicaDifference:
         agreed = f"all agreed at step {last_agreed}"
         if last_agreed is None:
             agreed = "this was the first comparison"
+
         return f"the replicas differ at step {step}: {who}; {agreed}"
 
     def place(self, step: int) -> Place:
         """Where the wrong values are, as far as known; the error is raised on all ranks."""
         if not self.has_majority:
             return Place(step=step)
+
         rank = self.suspects[0]
         return Place(host=self.hosts[rank], rank=rank, step=step)
 
@@ -81,21 +85,21 @@ def find_difference(
     ranks = range(len(replicas)) if ranks is None else ranks
     tensors = [replica["tensors"] for replica in replicas]
     names = list(dict.fromkeys(name for hashes in tensors for name in hashes))
-    differing = [
-        name
-        for name in names
-        if any(hashes.get(name) != tensors[0].get(name) for hashes in tensors)
-    ]
+    differing = [name for name in names if not _agree([hashes.get(name) for hashes in tensors])]
 
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, hashes in zip(ranks, tensors, strict=True):
         content = repr([hashes.get(name) for name in names])
         groups[content].append(rank)
-    kinds = [{name: kind for name, (kind, _) in hashes.items()} for hashes in tensors]
 
+    kinds = [{name: kind for name, (kind, _) in hashes.items()} for hashes in tensors]
     return ReplicaDifference(
         tensors=differing,
         groups=sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks)),
         hosts={rank: replica["host"] for rank, replica in zip(ranks, replicas, strict=True)},
-        same_kinds=all(kind_by_name == kinds[0] for kind_by_name in kinds),
+        same_kinds=_agree(kinds),
     )
+
+
+def _agree(values: Sequence[Any]) -> bool:
+    return all(value == values[0] for value in values)

@@ -133,6 +133,7 @@ class RunStatusReader:
         """How old the status is: by its time, or since it was seen to change."""
         if status is None:
             return 0.0
+
         by_clock: float = max(0.0, time.time() - status["time"])
         if self._changed is None:
             self._changed = status["time"], time.monotonic() - by_clock
@@ -157,6 +158,7 @@ def _last_event(folder: RunFolder) -> dict[str, Any] | None:
     before = _closing(_before_refusals(events))
     if event.get("kind") == "error" and before.get("kind") in ("end", "preempted"):
         event = {**before, "refused_at": event.get("time")}
+
     is_last = str(event.get("kind")) in ENDS and type(event.get("time")) in (int, float)
 
     return event if is_last else None
@@ -178,6 +180,7 @@ def _before_refusals(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     while events and events[0].get("kind") == "error":
         numbers = [event.get("number") for event in events]
         num_events = numbers.index(0) + 1 if 0 in numbers else len(events)
+
         kinds = {str(event.get("kind")) for event in events[:num_events]}
         if not kinds <= {"error", "warning", "note", "mirrored"}:
             break

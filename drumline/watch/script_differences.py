@@ -57,8 +57,8 @@ class ScriptComparison:
         """What was found since the last call."""
         if len(reports) < max(2, self._world_size):
             return []
-        everyone = [reports[rank] for rank in sorted(reports)]
 
+        everyone = [reports[rank] for rank in sorted(reports)]
         return [*self._facts(everyone), *self._loaders(everyone), *self._modules(reports)]
 
     def _is_new(self, key: str) -> bool:
@@ -71,12 +71,14 @@ class ScriptComparison:
         """Arguments, variables, packages and code that differ; compared once."""
         if not all(report.facts for report in everyone) or not self._is_new("facts"):
             return
+
         hosts = [report.host for report in everyone]
         reported = []
         for difference in differences([report.facts for report in everyone]):
             values = list(map(str, difference.values))
             if difference.group == "arguments" and is_own_value(difference.name, values, hosts):
                 continue
+
             name = LABELS[difference.group].format(difference.name)
             values = _without_hashes(difference.values)
             reported.append(replace(difference, name=name, values=values))
@@ -92,6 +94,7 @@ class ScriptComparison:
             loaders = [report.loaders[place] for report in everyone if place in report.loaders]
             if len(loaders) < len(everyone):
                 continue  # only rank 0 may evaluate
+
             samples = [loader.samples for loader in loaders if loader.samples is not None]
             batches = [loader.batches for loader in loaders if loader.batches is not None]
             if len(samples) == len(everyone) and len(set(samples)) > 1:
@@ -117,6 +120,7 @@ class ScriptComparison:
             for report in reports.values()
             for key, module in report.modules.items()
         )
+
         for key, ranks in keys:
             modules = {
                 rank: reports[rank].modules[key]
@@ -133,6 +137,7 @@ class ScriptComparison:
                     self._reported.add(key)
                     yield self._module_difference(key, step, modules, reports)
                     break
+
                 self._equal_at[key] = step
 
     def _module_difference(
@@ -146,23 +151,25 @@ class ScriptComparison:
         ranks = sorted(modules)
         hashes = [modules[rank].hashes[step] for rank in ranks]
         hosts = [reports[rank].host for rank in ranks]
+
         replicas = [
             {"host": host, "tensors": state.tensors}
             for host, state in zip(hosts, hashes, strict=True)
         ]
         difference = find_difference(replicas, ranks)
+        what = difference.sentence(step, self._equal_at.get(key))
+
         settings = []
         for name in dict.fromkeys(name for state in hashes for name in state.settings):
             values = [state.settings.get(name) for state in hashes]
             if len(set(map(str, values))) > 1:
                 settings.append(f"{name}: {by_rank(values, hosts, ranks)}")
+        if settings:
+            what += f"; their optimizers differ in {', '.join(settings)}"
 
-        cause = f"; their optimizers differ in {', '.join(settings)}" if settings else ""
         place = difference.place(step)
-
         return ScriptDifference(
-            message=f"warning: DDP module {modules[ranks[0]].name}: "
-            f"{difference.sentence(step, self._equal_at.get(key))}{cause}. Try: look for what differs across ranks: "
+            message=f"warning: DDP module {modules[ranks[0]].name}: {what}. Try: look for what differs across ranks: "
             "learning rate, seed, clipping, code under `if rank`; stop the job: its replicas are no longer one model",
             rank=place.rank,
             host=place.host or "",
@@ -172,11 +179,14 @@ class ScriptComparison:
 
 def _without_hashes(values: Sequence[Any]) -> list[Any]:
     """Hashes stand for secrets: the message only shows which ranks have the same one."""
-    hashes = list(dict.fromkeys(value["hash"] for value in values if isinstance(value, Mapping)))
-    return [
-        f"hidden value {hashes.index(value['hash']) + 1}" if isinstance(value, Mapping) else value
-        for value in values
-    ]
+    numbers: dict[str, int] = {}
+    shown = []
+    for value in values:
+        if isinstance(value, Mapping):
+            number = numbers.setdefault(value["hash"], len(numbers) + 1)
+            value = f"hidden value {number}"
+        shown.append(value)
+    return shown
 
 
 def is_own_value(name: str, values: Sequence[str], hosts: Sequence[str]) -> bool:
@@ -184,10 +194,14 @@ def is_own_value(name: str, values: Sequence[str], hosts: Sequence[str]) -> bool
     address. `hosts`: that of each."""
     if OWN_NAMES.search(name.lower()):
         return True
+
     places = []
     for value, host in zip(values, hosts, strict=True):
         names = "|".join(map(re.escape, (host, host.partition(".")[0])))
-        places.append(ADDRESS.sub("#", re.sub(rf"(?<![\w-])(?:{names})(?![\w-])", "#", value)))
+        without_host = re.sub(rf"(?<![\w-])(?:{names})(?![\w-])", "#", value)
+        place = ADDRESS.sub("#", without_host)
 
-    # The same file in another folder is no difference.
-    return len({PurePath(place).name if "/" in place else place for place in places}) == 1
+        # The same file in another folder is no difference.
+        places.append(PurePath(place).name if "/" in place else place)
+
+    return len(set(places)) == 1

@@ -71,6 +71,7 @@ def register_stack_signals(path: Path) -> None:
             chain=False,
         )
     )
+
     # An abort in a library (gloo's, when shapes differ) ends Python without saying where.
     if not faulthandler.is_enabled():
         faulthandler.enable(file, all_threads=True)
@@ -112,6 +113,7 @@ def latest_collectives(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]
     # A group for devices and CPU has two backends, each with numbers of its own.
     num_backends = Counter(group for group, _ in by_backend)
     latest = [entry for queue in by_backend.values() for entry in queue[-NUM_COLLECTIVES:]]
+
     records = []
     for entry in sorted(latest, key=_began_ns):
         group, backend = _group_and_backend(entry)

@@ -150,6 +150,7 @@ class StepRates:
         self._seen.append((now, steps))
         while len(self._seen) > 2 and self._seen[1][0] <= now - RATES_S:
             self._seen.popleft()
+
         then, before = self._seen[0]
 
         return {

@@ -62,23 +62,28 @@ def all_rows(status: Mapping[str, Any]) -> list[StatusRow]:
     ranks = status["ranks"]
     num_waiting = sum(map(_waits, ranks))
     lost_rows = [_lost_row(host) for host in status["lost"]]
-    rank_rows = [
-        StatusRow(
-            rank["host"],
-            str(rank["rank"]),
-            str(rank["step"]),
-            rank["phase"],
-            duration(max(0.0, rank["age_s"])),
-            "" if rank["rate"] is None else _rate(rank["rate"]),
-            *_state(rank, num_waiting, ranks),
-        )
-        for rank in ranks
-    ]
+    return lost_rows + [_rank_row(rank, num_waiting, ranks) for rank in ranks]
 
-    return lost_rows + rank_rows
+
+def _rank_row(
+    rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[str, Any]]
+) -> StatusRow:
+    """One rank of those in a status."""
+    state, level = _state(rank, num_waiting, ranks)
+    return StatusRow(
+        host=rank["host"],
+        rank=str(rank["rank"]),
+        step=str(rank["step"]),
+        phase=rank["phase"],
+        age=duration(max(0.0, rank["age_s"])),
+        rate="" if rank["rate"] is None else _rate(rank["rate"]),
+        state=state,
+        level=level,
+    )
 
 
 def _lost_row(host: Mapping[str, Any]) -> StatusRow:
+    """A host whose sidecar sends nothing."""
     state = f"no heartbeat for {host['no_heartbeat_s']:.0f} s"
     if host["how"]:
         state += f": {host['how']}"
@@ -90,8 +95,10 @@ def fitting_rows(status: Mapping[str, Any], *, max_rows: int) -> list[StatusRow]
     rows = all_rows(status)
     if len(rows) <= max_rows:
         return rows
+
     shown = sorted((row for row in rows if row.level), key=lambda row: -row.level)
     shown = shown[: max(1, max_rows // 2)]
+
     by_host: dict[str, list[StatusRow]] = {}
     for row in rows:
         if row not in shown:
@@ -100,27 +107,28 @@ def fitting_rows(status: Mapping[str, Any], *, max_rows: int) -> list[StatusRow]
     room = max_rows - len(shown)
     if len(by_host) > room:
         unshown = list(by_host)[max(0, room - 1) :]
-        by_host[plural(len(unshown), "host")] = [
-            row for host in unshown for row in by_host.pop(host)
-        ]
+        unshown_rows = [row for host in unshown for row in by_host.pop(host)]
+        by_host[plural(len(unshown), "host")] = unshown_rows
 
     merged = [_merged(host, group) for host, group in by_host.items()]
-
     return [*shown, *merged][:max_rows]
 
 
 def summary_line(status: Mapping[str, Any]) -> str:
     """`step 812, 3.1 steps/s: 8 ranks on 2 hosts, 1 needs attention`."""
-    rows = all_rows(status)
     ranks = status["ranks"]
-    hosts = {rank["host"] for rank in ranks} | {lost_host["host"] for lost_host in status["lost"]}
+    line = f"step {_span(rank['step'] for rank in ranks)}"
     rates = sorted(rank["rate"] for rank in ranks if rank["rate"] is not None)
-    speed = f", {_rate(rates[len(rates) // 2])} steps/s" if rates else ""
-    marked = sum(row.level > RowLevel.GOOD for row in rows)
-    many = f"{plural(status['world_size'], 'rank')} on {plural(len(hosts), 'host')}"
-    end = f", {marked} need{'s' if marked == 1 else ''} attention" if marked else ""
+    if rates:
+        line += f", {_rate(rates[len(rates) // 2])} steps/s"
 
-    return f"step {_span(rank['step'] for rank in ranks)}{speed}: {many}{end}"
+    hosts = {place["host"] for place in (*ranks, *status["lost"])}
+    line += f": {plural(status['world_size'], 'rank')} on {plural(len(hosts), 'host')}"
+
+    num_marked = sum(row.level > RowLevel.GOOD for row in all_rows(status))
+    if num_marked:
+        line += f", {num_marked} need{'s' if num_marked == 1 else ''} attention"
+    return line
 
 
 def _state(
@@ -163,7 +171,9 @@ def _work(rank: Mapping[str, Any], num_waiting: int) -> tuple[str, RowLevel]:
         does = "waits for storage or a device (state D)"
     elif rank["cpu"] < IDLE and phase != "save":
         does = f"blocked in {phase}"
-    return f"{does}{waiting}", RowLevel.SUSPECT if num_waiting else RowLevel.GOOD
+
+    level = RowLevel.SUSPECT if num_waiting else RowLevel.GOOD
+    return f"{does}{waiting}", level
 
 
 def _waits(rank: Mapping[str, Any]) -> bool:
@@ -177,19 +187,21 @@ def _merged(host: str, rows: Sequence[StatusRow]) -> StatusRow:
     """Several ranks of a host as one row."""
     if len(rows) == 1:
         return rows[0]
+
     phases = {row.phase for row in rows}
     rates = sorted((row.rate for row in rows if row.rate), key=float)
     (state, count), *_ = Counter(row.state for row in rows).most_common()
+    if count < len(rows):
+        state += f"; {len(rows) - count} differ"
 
     return StatusRow(
-        host,
-        plural(len(rows), "rank"),
-        _span(int(row.step) for row in rows if row.step),
-        phases.pop() if len(phases) == 1 else "",
-        "",
-        rates[len(rates) // 2] if rates else "",
-        state if count == len(rows) else f"{state}; {len(rows) - count} differ",
-        max(row.level for row in rows),
+        host=host,
+        rank=plural(len(rows), "rank"),
+        step=_span(int(row.step) for row in rows if row.step),
+        phase=phases.pop() if len(phases) == 1 else "",
+        rate=rates[len(rates) // 2] if rates else "",
+        state=state,
+        level=max(row.level for row in rows),
     )
 
 
@@ -198,8 +210,14 @@ def _span(numbers: Iterable[int]) -> str:
     ordered = sorted(numbers)
     if not ordered:
         return "-"
-    return str(ordered[0]) if ordered[0] == ordered[-1] else f"{ordered[0]}-{ordered[-1]}"
+
+    low = ordered[0]
+    high = ordered[-1]
+    return str(low) if low == high else f"{low}-{high}"
 
 
 def _rate(steps_per_s: float) -> str:
-    return f"{steps_per_s:.1f}" if steps_per_s >= 1 or not steps_per_s else f"{steps_per_s:.2g}"
+    """`3.1`, `0.042`, or `0.0`."""
+    if 0 < steps_per_s < 1:
+        return f"{steps_per_s:.2g}"
+    return f"{steps_per_s:.1f}"

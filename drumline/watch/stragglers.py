@@ -133,11 +133,12 @@ class Stragglers:
         time_slice = self._next_slice(cluster)
         if time_slice is None or len(hosts) < 2:
             return []
+
         if self._seen and self._seen[-1].fractions.keys() != time_slice.fractions.keys():
             self._seen.clear()  # other ranks than before: the job was restarted
+
         slow = slow_ranks(time_slice, factor=self._factor)
         self._seen.append(replace(time_slice, slow=slow))
-
         return self._find(hosts, now)
 
     def _next_slice(self, cluster: ClusterState) -> TimeSlice | None:
@@ -145,35 +146,35 @@ class Stragglers:
         time in one phase spends more in another: fractions of the same seconds are comparable
         wherever the steps begin and end."""
         now = {facts.rank: facts for facts in cluster.ranks if facts.spent_s}
-        first = self._first
-        were_restarted = first.keys() != now.keys() or any(
-            first[rank].pid != facts.pid or first[rank].step > facts.step
-            for rank, facts in now.items()
-        )
-        if were_restarted:
+        if self._were_restarted(now):
             self._first = now
             self._begin = {}
 
         if not self._begin:
-            if all(
-                facts.step - self._first[rank].step >= FIRST_STEPS for rank, facts in now.items()
-            ):
+            if _fewest_steps(self._first, now) >= FIRST_STEPS:
                 self._begin = now
-
             return None
 
         spent = {rank: _spent(self._begin[rank], facts) for rank, facts in now.items()}
-        steps = [facts.step - self._begin[rank].step for rank, facts in now.items()]
-        seconds = [sum(of_rank) for of_rank in spent.values()]
-        if min(steps) < SLICE_STEPS or min(seconds) < SLICE_S:
+        seconds = {rank: sum(by_phase) for rank, by_phase in spent.items()}
+        if _fewest_steps(self._begin, now) < SLICE_STEPS or min(seconds.values()) < SLICE_S:
             return None
+
+        steps = [facts.step - self._begin[rank].step for rank, facts in now.items()]
         self._begin = now
         fractions = {
-            rank: tuple(phase_s / sum(of_rank) for phase_s in of_rank)
-            for rank, of_rank in spent.items()
+            rank: tuple(phase_s / seconds[rank] for phase_s in by_phase)
+            for rank, by_phase in spent.items()
         }
+        return TimeSlice(median(seconds.values()), median(steps), fractions)
 
-        return TimeSlice(median(seconds), median(steps), fractions)
+    def _were_restarted(self, now: Mapping[int, RankState]) -> bool:
+        """Whether these are not the ranks that were seen first."""
+        first = self._first
+        return first.keys() != now.keys() or any(
+            first[rank].pid != facts.pid or first[rank].step > facts.step
+            for rank, facts in now.items()
+        )
 
     def _find(self, hosts: Mapping[int, str], now: float) -> list[Straggler]:
         """The ranks and hosts that are slow now and were not reported recently."""
@@ -185,24 +186,23 @@ class Stragglers:
         stragglers = []
         for rank in slow:
             host = hosts[rank]
-            already_reported = [
-                who
-                for who in ((host, rank), (host, None))
-                if now - self._reported.get(who, -math.inf) < FORGET_S
-            ]
-            if already_reported:
-                self._reported |= dict.fromkeys(already_reported, now)
+            if self._was_reported(host, rank, now):
                 continue
 
-            siblings = [peer for peer in hosts if hosts[peer] == host]
-            is_host = 1 < len(siblings) < len(hosts) and all(
-                sibling in slow for sibling in siblings
-            )
+            siblings = {peer for peer in hosts if hosts[peer] == host}
+            is_host = 1 < len(siblings) < len(hosts) and siblings <= slow.keys()
             straggler = Straggler(host, None if is_host else rank, *slow[rank])
             self._reported[host, straggler.rank] = now
             stragglers.append(straggler)
 
         return stragglers
+
+    def _was_reported(self, host: str, rank: int, now: float) -> bool:
+        """Whether this rank, or all of its host, was reported and has been slow since."""
+        names: tuple[tuple[str, int | None], ...] = ((host, rank), (host, None))
+        recent = [name for name in names if now - self._reported.get(name, -math.inf) < FORGET_S]
+        self._reported |= dict.fromkeys(recent, now)
+        return bool(recent)
 
     def _window(self, min_s: float) -> list[TimeSlice]:
         """The latest slices, as many as a decision needs; empty if there are not enough yet."""
@@ -236,9 +236,10 @@ class Stragglers:
 
         slow_phases = {}
         for rank, phases in slow_ranks(_joined(window), factor=factor).items():
-            confirmed = [entry for entry in phases.items() if (rank, entry[0]) in often]
+            confirmed = [phase for phase in phases if (rank, phase) in often]
             if confirmed:
-                slow_phases[rank] = max(confirmed, key=lambda entry: entry[1].excess)
+                worst = max(confirmed, key=lambda phase: phases[phase].excess)
+                slow_phases[rank] = (worst, phases[worst])
 
         return slow_phases
 
@@ -246,12 +247,12 @@ class Stragglers:
 def slow_ranks(time_slice: TimeSlice, *, factor: float) -> SlowRanks:
     """The ranks that take `factor` times as long in a phase as others, and so cost a noticeable
     part of this slice."""
-    in_steps = median(
-        sum(by_phase[phase] for phase in IN_STEPS) for by_phase in time_slice.fractions.values()
-    )  # of all time
+    by_ranks = time_slice.fractions.values()
+    in_steps = median(sum(by_phase[phase] for phase in IN_STEPS) for by_phase in by_ranks)
     least = MIN_COST * in_steps
     seconds = time_slice.seconds / time_slice.num_steps
     slow: dict[int, dict[Phase, TimeAgainstPeers]] = {}
+
     # A rank that compiles is not slow, and those that wait for it are not either.
     reliable: tuple[Phase, ...] = (Phase.COMPILE,)
     for level in RELIABILITY:
@@ -273,6 +274,7 @@ def _against_peers(time_slice: TimeSlice, phases: Sequence[Phase]) -> dict[int, 
         rank: sum(fractions[phase] for phase in phases)
         for rank, fractions in time_slice.fractions.items()
     }
+
     ordered = sorted(spent.values())
     low = (len(ordered) - 2) // 2
     high = (len(ordered) - 1) // 2
@@ -294,6 +296,11 @@ class TimeSlice:
     slow: SlowRanks = field(default_factory=dict)
 
 
+def _fewest_steps(begin: Mapping[int, RankState], end: Mapping[int, RankState]) -> int:
+    """Of all ranks."""
+    return min((facts.step - begin[rank].step for rank, facts in end.items()), default=0)
+
+
 def _spent(begin: RankState, end: RankState) -> list[float]:
     """The time spent, by phase. Never negative: a heartbeat that is read while it is written may be
     off by a phase."""
@@ -309,6 +316,8 @@ def _spent(begin: RankState, end: RankState) -> list[float]:
 def _joined(slices: Sequence[TimeSlice]) -> TimeSlice:
     """Several slices of the same ranks as one."""
     seconds = sum(part.seconds for part in slices)
+    num_steps = sum(part.num_steps for part in slices)
+
     fractions = {}
     for rank in slices[0].fractions:
         weighted = [
@@ -316,8 +325,9 @@ def _joined(slices: Sequence[TimeSlice]) -> TimeSlice:
         ]
         fractions[rank] = tuple(sum(of_phase) / seconds for of_phase in zip(*weighted, strict=True))
 
-    return TimeSlice(seconds, sum(part.num_steps for part in slices), fractions)
+    return TimeSlice(seconds, num_steps, fractions)
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.{0 if seconds >= 0.01 else 1}f} ms"
+    digits = 0 if seconds >= 0.01 else 1
+    return f"{seconds * 1000:.{digits}f} ms"

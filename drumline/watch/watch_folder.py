@@ -93,6 +93,7 @@ class WatchFolder:
         self.root: Path | None = None
         """None if no folder could be created: then each start of ranks makes its own."""
         self._lock: int | None = None
+
         with contextlib.suppress(OSError):
             self.root = make_memory_folder(job[:8])
             self._lock = hold(self.root)
@@ -111,6 +112,7 @@ class WatchFolder:
         self.current = None
         if self.root is None:
             return None
+
         # The folder of the previous start is kept: its sidecar may still be writing.
         shutil.rmtree(self.root / f"{START}{start - 2}", ignore_errors=True)
         folder = self.root / f"{START}{start}"
@@ -125,6 +127,7 @@ class WatchFolder:
         rank counts."""
         if self.current is None or rank in self._written:
             return
+
         self._written.add(rank)
         with contextlib.suppress(OSError):
             replace_text(self.current / f"exit-{rank:05d}", f"{code}\n")
@@ -178,6 +181,7 @@ def note_ending(folder: Path, ending: Ending) -> None:
     earlier = read_ending(folder)
     if earlier is not None and earlier.kills_at_s <= ending.began_s:
         return
+
     if earlier is not None and earlier.began_s < ending.began_s:
         grace_s = ending.kills_at_s - earlier.began_s
         ending = replace(ending, began_s=earlier.began_s, grace_s=grace_s)
@@ -254,10 +258,12 @@ def _remove_abandoned(parent: Path) -> None:
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid != os.geteuid():
                 continue
+
             descriptor = os.open(folder / IN_USE, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 # BlockingIOError: it is in use
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             finally:
                 os.close(descriptor)
+
             shutil.rmtree(folder, ignore_errors=True)

@@ -54,12 +54,14 @@ class SlowModes:
         )
         if self._anomaly.is_on:
             self.names[ANOMALY] = None
+
         # torch's context managers look these up here at each call, and restore what they have read.
         replacements = (
             self._set_anomaly,
             lambda: self._anomaly.is_on,
             lambda: self._anomaly.checks_nan,
         )
+
         for name, replacement in zip(ANOMALY_CALLS, replacements, strict=True):
             setattr(torch, name, replacement)
 
@@ -75,9 +77,11 @@ class SlowModes:
         self.are_on()
         self._is_silent = True
         ANOMALY_CALLS["set_anomaly_enabled"](False)
+
         if tracer := sys.gettrace():
             self._turn_on.append(partial(sys.settrace, tracer))
             sys.settrace(None)
+
         if follower := sys.getprofile():
             self._turn_on.append(_end_following(follower))
 
@@ -85,17 +89,21 @@ class SlowModes:
         """The modes are as the user's code has left them, and torch is as before `observe`."""
         for name, call in ANOMALY_CALLS.items():
             setattr(torch, name, call)
+
         if self._is_silent:
             torch.set_anomaly_enabled(*self._anomaly)
             self._is_silent = False
+
         for turn_on in self._turn_on:
             turn_on()
+
         self._turn_on.clear()
 
     def _set_anomaly(self, is_on: bool, check_nan: bool = True) -> None:
         self._anomaly = AnomalyMode(is_on, check_nan)
         if is_on:
             self.names[ANOMALY] = None
+
         if not self._is_silent:
             ANOMALY_CALLS["set_anomaly_enabled"](is_on, check_nan)
 
@@ -105,6 +113,7 @@ def _end_following(follower: Any) -> Callable[[], object]:
     if hasattr(follower, "disable"):
         follower.disable()
         return follower.enable  # type: ignore[no-any-return]
+
     sys.setprofile(None)
     return partial(sys.setprofile, follower)
 
@@ -113,8 +122,10 @@ def python_tracers() -> tuple[str, ...]:
     """What cannot be turned off for some steps, and follows the Python calls of this thread, or all objects."""
     monitoring: Any = getattr(sys, "monitoring", None)  # of Python 3.12
     tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
+
     if tracemalloc.is_tracing():
         tools.append("tracemalloc")
+
     return tuple(filter(None, tools))
 
 
@@ -154,6 +165,7 @@ class OtherProfilers:
         self._disable()
         with self.ours(), profiler.profile() as nothing:
             pass
+
         OtherProfilers._result = nothing.kineto_results
         self._is_silent = True
 
@@ -172,9 +184,8 @@ class OtherProfilers:
             self._replace()
 
     def _replace(self) -> None:
-        for name, call in zip(
-            PROFILER_CALLS, (self._prepare, self._enable, self._disable), strict=True
-        ):
+        replacements = (self._prepare, self._enable, self._disable)
+        for name, call in zip(PROFILER_CALLS, replacements, strict=True):
             setattr(profiler, name, call)
 
     def _prepare(self, *args: Any, **kwargs: Any) -> None:
@@ -188,7 +199,8 @@ class OtherProfilers:
             PROFILER_CALLS["_enable_profiler"](*args)
 
     def _disable(self) -> Any:
-        if self._is_open:
-            self._is_open = False
-            return PROFILER_CALLS["_disable_profiler"]()
-        return self._result
+        if not self._is_open:
+            return self._result
+
+        self._is_open = False
+        return PROFILER_CALLS["_disable_profiler"]()

@@ -162,7 +162,8 @@ def runnable_ns(times: ThreadTimes) -> int:
 def other_threads_ns() -> dict[int, int]:
     """How long each Python thread but the present one could run."""
     times = thread_times(os.getpid())
-    threads = {thread.native_id for thread in threading.enumerate()} - {threading.get_native_id()}
+    threads = {thread.native_id for thread in threading.enumerate()}
+    threads.discard(threading.get_native_id())
     return {number: runnable_ns(times[number]) for number in threads if number in times}
 
 
@@ -264,6 +265,7 @@ class StackSampler:
         """`is_alone`: no other thread competes for the GIL."""
         if is_alone:
             sys.setswitchinterval(SWITCH_INTERVAL_S)
+
         self._threads_before = thread_times(os.getpid())
         gc.callbacks.append(self._on_collection)
         self._began_ns = time.time_ns()
@@ -281,10 +283,12 @@ class StackSampler:
 
         phases: dict[str, int] = defaultdict(count().__next__)
         lines: dict[SampledLine, int] = defaultdict(count().__next__)
+
         samples = []
         for row in self._views:
             phase = phases[row.view.phase]
             samples.append(StackSample(row.until_ns, row.cpu_ns, phase, lines[row.view.line]))
+
         statements = tuple(lines[row.view.statement] for row in self._views)
         collections = tuple(
             Collection(row.began_ns, row.ended_ns, lines[row.line]) for row in self._collections
@@ -292,6 +296,7 @@ class StackSampler:
         threads = tuple(
             ThreadUse(name, cpu_s, lines[line]) for name, cpu_s, line in self._other_threads()
         )
+
         return StackSamples(
             began_ns=self._began_ns,
             phases=tuple(phases),
@@ -314,6 +319,7 @@ class StackSampler:
                 self._take()
             except (OSError, IndexError):  # that thread has ended
                 return
+
             num_samples += 1
             if num_samples % SAMPLES_PER_INTERVAL == 0:
                 interval_s *= 2
@@ -327,6 +333,7 @@ class StackSampler:
         cpu_ns = self._clock.now_ns()
         is_collecting = gc.isenabled()
         gc.disable()
+
         try:
             self._look(time.time_ns(), cpu_ns)
         finally:
@@ -339,12 +346,14 @@ class StackSampler:
         frame = frames.pop(self._main, None)
         if frame is None:
             return
+
         view = self._describe(frame, self._outermost)
         if view is None:
             return
 
         used_ns = cpu_ns - self._last_cpu_ns
         self._last_cpu_ns = cpu_ns
+
         last = self._views[-1] if self._views else None
         if last is not None and last.view == view:
             last.until_ns = now_ns
@@ -369,6 +378,7 @@ class StackSampler:
         code: CodeType | None = None
         is_gradient = False  # of a torch.autograd.Function
         is_evaluating = self._is_evaluating()
+
         while frame is not None:
             code = frame.f_code
             entered = self._phases.get(code)
@@ -381,16 +391,19 @@ class StackSampler:
                 outermost_line = _line_of(frame)
                 if line == NO_LINE:
                     line = replace(outermost_line, library=library)
+
                 is_gradient |= code.co_name == "backward"
                 if statement == NO_LINE and code in self._loop:
                     statement = outermost_line
 
             if entered == "forward" and is_evaluating:
                 entered = EVALUATION
+
             if entered == "backward" and phase == REST and line != NO_LINE and not is_gradient:
                 phase = IN_BACKWARD
             elif entered is not None and INSIDE.get(phase) != entered:
                 phase = entered
+
             frame = frame.f_back
 
         is_whole = outermost is None or code is outermost
@@ -411,6 +424,7 @@ class StackSampler:
             if not package_of(frame.f_code.co_filename):
                 codes.add(frame.f_code)
             frame = frame.f_back
+
         return frozenset(codes)
 
     def _name_pauses(self) -> None:
@@ -418,6 +432,7 @@ class StackSampler:
         also where it loads data."""
         if not self._loop:
             return
+
         times_ns: dict[SampledLine, Counter[str]] = defaultdict(Counter)
         began_ns = self._began_ns
         for row in self._views:
@@ -426,9 +441,12 @@ class StackSampler:
 
         for row in self._views:
             statement = row.view.statement
+            if statement == NO_LINE:
+                continue
+
             phases = times_ns[statement]
             for name in (EVALUATION, "save"):
-                if statement != NO_LINE and phases[name] > PAUSE_SHARE * phases.total():
+                if phases[name] > PAUSE_SHARE * phases.total():
                     row.view = StackView(name, statement, statement)
 
     # Garbage collection, in whichever thread it runs
@@ -438,13 +456,14 @@ class StackSampler:
         now_ns = time.time_ns()
         if info["generation"] < 2:  # they take microseconds
             return
+
         if event == "start":
             self._collection_began_ns = now_ns
-        else:
-            view = self._describe(sys._getframe().f_back)
-            line = NO_LINE if view is None else view.line
-            collection = SampledCollection(self._collection_began_ns, now_ns, line)
-            self._collections.append(collection)
+            return
+
+        view = self._describe(sys._getframe().f_back)
+        line = NO_LINE if view is None else view.line
+        self._collections.append(SampledCollection(self._collection_began_ns, now_ns, line))
 
     # Other threads
 
@@ -458,7 +477,11 @@ class StackSampler:
             lines = [row for row in self._other_lines if row[0] == thread.ident]
             if thread.ident == self._main or number not in times or not lines:
                 continue
-            cpu_ns = runnable_ns(times[number].since(self._threads_before.get(number, NEW_THREAD)))
+
+            before = self._threads_before.get(number, NEW_THREAD)
+            cpu_ns = runnable_ns(times[number].since(before))
+
+            # a line of the user's, if it was seen in any
             _, line = max(lines, key=lambda row: (row[1] != NO_LINE, self._other_lines[row]))
             uses.append((thread.name, cpu_ns / 1e9, line))
 

@@ -88,9 +88,12 @@ class _Call:
         """The kind, and which part of the call."""
         if self.waste or not self.is_differentiated:
             return self.waste, self.part
+
         if self.used is None:
             return "unused_output", 1.0
-        return ("zero_gradients", 1 - self.used) if self.used <= FEW_ROWS else (None, 0.0)
+        if self.used <= FEW_ROWS:
+            return "zero_gradients", 1 - self.used
+        return None, 0.0
 
     def is_inside_wasted(self) -> bool:
         """Whether a call that it is a part of is wasted."""
@@ -99,6 +102,7 @@ class _Call:
             if outer.wasted[0]:
                 return True
             outer = outer.outer
+
         return False
 
 
@@ -130,32 +134,38 @@ class StepInspection(TorchFunctionMode):
         """A compiled step is left alone: it would be compiled again for the hooks."""
         if has_compiled():
             return
+
         self.__enter__()  # type: ignore[no-untyped-call]
+
         # Checkpointing ends what it computes again with an exception.
         self._hooks = [
             module_hooks.register_module_forward_pre_hook(self._open_call),
             module_hooks.register_module_forward_hook(self._close_call, always_call=True),
             register_optimizer_step_pre_hook(self._look_at_gradients),
         ]
+
         for root in self._modules:
-            self._hooks.append(
-                root.register_forward_pre_hook(self._look_at_batch, with_kwargs=True)
-            )
+            hook = root.register_forward_pre_hook(self._look_at_batch, with_kwargs=True)
+            self._hooks.append(hook)
 
     def stop(self) -> tuple[WastedWork, ...]:
         """What was seen; all is as before `start`."""
         if not self._hooks:
             return ()
+
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
         works = list(self._tables)
         if self._padding:
             works.append(WastedWork(kind="padding", part=self._padding))
+
         with self._aside():
             self._mark_single_samples()
             works.extend(self._wasted_calls())
+
         return tuple(works)
 
     @property
@@ -174,6 +184,7 @@ class StepInspection(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name not in PRODUCTS:
             return function(*args, **(kwargs or {}))
+
         self._open_call(name, args)
         output = function(*args, **(kwargs or {}))
         self._close_call(name, args, output)
@@ -182,10 +193,12 @@ class StepInspection(TorchFunctionMode):
     def _look_at_batch(self, root: nn.Module, inputs: Any, named_inputs: Any) -> None:
         """A model is called with a batch."""
         with self._aside():
-            if torch.is_grad_enabled() and not is_in_backward():
-                self._num_calls[root] += 1
-                part = padding_of(tensors_in([inputs, named_inputs]))
-                self._padding = max(self._padding, part)
+            if not torch.is_grad_enabled() or is_in_backward():
+                return
+
+            self._num_calls[root] += 1
+            part = padding_of(tensors_in([inputs, named_inputs]))
+            self._padding = max(self._padding, part)
 
     def _look_at_gradients(self, *_: Any) -> None:
         """Before the optimizer uses them: many loops discard them in the same step."""
@@ -197,28 +210,36 @@ class StepInspection(TorchFunctionMode):
         """Nothing of it may fail the training."""
         began_s = time.perf_counter()
         self._now_s = began_s - self._inspected_s
+
         with suppress(Exception):
             yield
+
         self._inspected_s += time.perf_counter() - began_s
 
     def _open_call(self, module: nn.Module | str, inputs: Any) -> None:
         """The module, or the product, is called."""
         with self._aside():
-            is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-            if is_capturing or not torch.is_grad_enabled() or len(self._calls) >= MOST_CALLS:
+            if not self._may_look():
                 return
 
             outer = self._open[-1] if self._open else None
             call = _Call(module, line_of_user(sys._getframe(1)), outer)
             tensors = tensors_in(inputs)
             call.num_samples = len(tensors[0]) if tensors and tensors[0].dim() else 0
+
             if is_in_backward():
                 call.waste = "recomputation"
             elif tensors:
                 self._look_at_inputs(call, inputs, tensors)
+
             self._open.append(call)
             self._calls.append(call)
             call.began_s = self._now_s
+
+    def _may_look(self) -> bool:
+        """Not in a CUDA graph that is captured, and not where nothing is trained."""
+        is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        return torch.is_grad_enabled() and not is_capturing and len(self._calls) < MOST_CALLS
 
     def _look_at_inputs(self, call: _Call, inputs: Any, tensors: Sequence[Tensor]) -> None:
         """Whether a call gets the same numbers as an earlier one, or the same samples several times."""
@@ -231,15 +252,18 @@ class StepInspection(TorchFunctionMode):
         leaves = pytree.tree_leaves(inputs)
         options = [repr(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
         key = (*options, *(row.numpy().tobytes() for row in rows))
+
         previous = self._inputs[id(call.module)]
         if key in previous:
             call.waste = "repeated_work"
+
         previous.add(key)
 
         samples = torch.stack([row for row in rows if len(row) == len(rows[0])], 1)
         num_different = len(set(map(tuple, samples.tolist())))
         equal = 1 - num_different / len(samples)
         is_wide = tensors[0].numel() >= SHORTEST * len(samples)
+
         if not call.waste and is_wide and num_different > 1 and equal >= MANY_EQUAL:
             call.waste = "repeated_work"
             call.part = equal
@@ -249,6 +273,7 @@ class StepInspection(TorchFunctionMode):
         with self._aside():
             if not any(call.module is module for call in self._open):
                 return
+
             call = self._open.pop()
             while call.module is not module:  # one that raised an error
                 call = self._open.pop()
@@ -256,6 +281,7 @@ class StepInspection(TorchFunctionMode):
             call.seconds = self._now_s - call.began_s
             if call.waste == "recomputation" or isinstance(module, str):
                 return
+
             for tensor in tensors_in(output):
                 if tensor.requires_grad and tensor.grad_fn is not None:
                     call.is_differentiated = True
@@ -266,6 +292,7 @@ class StepInspection(TorchFunctionMode):
     def _mark_single_samples(self) -> None:
         """A line that calls a module for one sample, or a model for a few, again and again."""
         by_line: dict[SampledLine, list[_Call]] = defaultdict(list)
+
         for call in self._calls:
             few = FEW_SAMPLES if call.module in self._modules else 1
             if self._is_forward(call) and 0 < call.num_samples <= few:
@@ -281,6 +308,7 @@ class StepInspection(TorchFunctionMode):
         outermost_s = sum(call.seconds for call in self._calls if self._is_forward(call))
         has_backward = any(call.used is not None for call in self._calls)
         seconds: dict[tuple[WasteKind, str, SampledLine], float] = defaultdict(float)
+
         for call in self._calls:
             kind, part = call.wasted
             is_known = call.waste or has_backward
@@ -303,22 +331,29 @@ class StepInspection(TorchFunctionMode):
 
     def _embeddings(self) -> Iterator[WastedWork]:
         """Those of which a batch uses few rows, as parts of the bytes of all gradients."""
-        dense = {
+        gradients = self._dense_gradients()
+        num_bytes = sum(gradient.nbytes for gradient in gradients.values())
+
+        for table in (part for root in self._modules for part in root.modules()):
+            if not isinstance(table, nn.Embedding | nn.EmbeddingBag):
+                continue
+
+            gradient = gradients.get(id(table.weight))
+            if gradient is None:
+                continue
+
+            unused = 1 - _rows_with_numbers(gradient)
+            part = unused * gradient.nbytes / num_bytes
+            yield WastedWork(kind="sparse_gradients", part=part, module=self._names[id(table)])
+
+    def _dense_gradients(self) -> dict[int, Tensor]:
+        """By the `id` of the parameter."""
+        return {
             id(parameter): parameter.grad
             for root in self._modules
             for parameter in root.parameters()
             if type(parameter.grad) is Tensor and parameter.grad.layout == torch.strided
         }
-        num_bytes = sum(gradient.nbytes for gradient in dense.values())
-        for table in (part for root in self._modules for part in root.modules()):
-            if isinstance(table, nn.Embedding | nn.EmbeddingBag) and id(table.weight) in dense:
-                gradient = dense[id(table.weight)]
-                unused = 1 - _rows_with_numbers(gradient)
-                yield WastedWork(
-                    kind="sparse_gradients",
-                    part=unused * gradient.nbytes / num_bytes,
-                    module=self._names[id(table)],
-                )
 
 
 def _names_of(modules: Iterable[nn.Module]) -> Iterator[tuple[int, str]]:
@@ -338,8 +373,10 @@ def _row_numbers(tensor: Tensor) -> Tensor:
     """A number for each row, by which equal rows are known."""
     if tensor.layout != torch.strided or tensor.dim() == 0 or not tensor.numel():
         return torch.tensor([float(id(tensor))])
+
     rows = tensor.detach().reshape(len(tensor), -1)
     rows = rows[:, :: 1 + tensor.numel() // MOST_COMPARED].double()
+
     generator = torch.Generator(tensor.device).manual_seed(0)
     weights = torch.rand(
         rows.shape[1], generator=generator, dtype=torch.float64, device=tensor.device
@@ -353,11 +390,13 @@ def _slow_numbers(tensors: Sequence[Tensor]) -> WasteKind | None:
         return "float64"
     if any(map(_is_mostly_zeros, tensors)):
         return "zeros"
+
     if tensors[0].device.type != "cpu":
         return None
 
     if any(map(_has_denormals, tensors)):
         return "denormals"
+
     is_half = tensors[0].dtype in HALF_TYPES or torch.is_autocast_enabled("cpu")
     return "half_precision" if is_half and not has_fast_half() else None
 
@@ -373,6 +412,7 @@ def _has_denormals(tensor: Tensor) -> bool:
     """Numbers that are so close to 0 that a CPU computes them many times slower."""
     if not tensor.is_floating_point():
         return False
+
     sizes = tensor.detach().abs()
     is_denormal = (sizes > 0) & (sizes < torch.finfo(tensor.dtype).tiny)
     return int(is_denormal.count_nonzero()) > SOME_DENORMALS * tensor.numel()
@@ -383,11 +423,11 @@ def _on_gradient(call: _Call, gradient: Tensor) -> None:
     with suppress(Exception):
         if gradient.device.type == "cpu" and _has_denormals(gradient):
             call.waste = call.waste or "denormals"
+
         rows = gradient if isinstance(call.module, nn.Linear) else gradient.reshape(1, -1)
         used = _rows_with_numbers(rows)
-        if rows.count_nonzero() < SOME_NUMBERS * used * rows.numel():
-            used = 1.0
-        call.used = max(call.used or 0.0, used)
+        is_chosen_by_maximum = rows.count_nonzero() < SOME_NUMBERS * used * rows.numel()
+        call.used = max(call.used or 0.0, 1.0 if is_chosen_by_maximum else used)
 
 
 def _rows_with_numbers(rows: Tensor) -> float:
@@ -402,18 +442,25 @@ def padding_of(tensors: Iterable[Tensor]) -> float:
     lengths, the largest part counts."""
     ends: dict[int, Tensor] = {}
     for tensor in tensors:
-        for dim in range(1, tensor.dim()):
-            length = tensor.shape[dim]
-            if length < SHORTEST:
-                continue
-            padded = _constant_ends(tensor.detach().movedim(dim, -1))
-            if padded is None:
-                continue
+        for length, padded in _ends_by_length(tensor):
             if length in ends and len(ends[length]) == len(padded):
                 padded = torch.minimum(padded, ends[length])
             ends[length] = padded
+
     parts = [float(padded.double().mean()) / length for length, padded in ends.items()]
     return max(parts, default=0.0)
+
+
+def _ends_by_length(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Each dimension that may have padding: its length, and `_constant_ends` along it."""
+    for dim in range(1, tensor.dim()):
+        length = tensor.shape[dim]
+        if length < SHORTEST:
+            continue
+
+        padded = _constant_ends(tensor.detach().movedim(dim, -1))
+        if padded is not None:
+            yield length, padded
 
 
 def _constant_ends(samples: Tensor) -> Tensor | None:
@@ -423,6 +470,7 @@ def _constant_ends(samples: Tensor) -> Tensor | None:
     is_as_last = (places == places[:, :, -1:]).all(1)
     if bool(is_as_last.all()):
         return None
+
     num_same = is_as_last.flip(-1).long().cumprod(-1).sum(-1)
     is_end = (num_same > 1) & (num_same < places.shape[-1])
     return num_same.where(is_end, 0).cpu()

@@ -53,10 +53,12 @@ class StepObservation:
         """`is_alone`: no other Python thread competes with the steps."""
         self._cpu_wait = CpuWait()
         self._children = ChildTimes()
+
         self.syncs = SyncLines()
         self._has_gpu = has_gpu
         if has_gpu:
             self.syncs.start()
+
         self._sampler = sampler
         self._sampler.start(is_alone=is_alone)
 
@@ -65,6 +67,7 @@ class StepObservation:
         self.stacks = self._sampler.stop()
         if self._has_gpu:
             self.syncs.stop()
+
         self.workers, self.process = self._children.use()
         self.cpu = self._cpu_wait.stop()
 
@@ -94,9 +97,11 @@ class CpuWait:
             thread: now.since(self._before.get(thread, NEW_THREAD))
             for thread, now in thread_times(os.getpid()).items()
         }
+
         of_steps = times.pop(self._thread, None)
         if of_steps is None:
             return None
+
         longest_ns = max((waiting.wait_ns for waiting in times.values()), default=0)
         return CpuUse(
             waited_s=(of_steps.wait_ns + longest_ns) / 1e9,
@@ -118,16 +123,19 @@ class ChildTimes:
         lasts_ns = time.monotonic_ns() - self._began_ns
         uses = []
         for pid, now in self._now().items():
-            if pid in self._before:
-                used = now.since(self._before[pid])
-                cores = used.run_ns / lasts_ns
-                uses.append(ProcessUse(_name_of(pid), cores, used.wait_ns / lasts_ns))
+            if pid not in self._before:
+                continue
+
+            used = now.since(self._before[pid])
+            uses.append(ProcessUse(_name_of(pid), used.run_ns / lasts_ns, used.wait_ns / lasts_ns))
 
         workers = [use for use in uses if use.name == WORKER_NAME]
         processes = [use for use in uses if use.name != WORKER_NAME]
         busiest = max(processes, key=lambda use: use.cores + use.waiting, default=None)
+
         if not workers:
             return None, busiest
+
         cores = sum(use.cores for use in workers)
         waiting = sum(use.waiting for use in workers)
         return WorkerUse(number=len(workers), cores=cores, waiting=waiting), busiest
@@ -142,10 +150,13 @@ def _name_of(pid: int) -> str:
     stat = read_stat(pid)
     if stat is None or stat.name == WORKER_NAME:
         return WORKER_NAME
+
     names = {child.pid: child.name for child in multiprocessing.active_children()}
+
     with suppress(OSError):
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
         names.setdefault(pid, command.replace("\0", " ")[:MOST_COMMAND].strip())
+
     return names.get(pid, stat.name)
 
 
@@ -158,7 +169,6 @@ class SyncLines:
         self.lines: list[tuple[int, str]] = []
         """Unix time in ns, just after the call, and the line."""
         self._show_warning = warnings.showwarning
-        self._filters = warnings.catch_warnings()
         self._waits = [
             (owner, owner.synchronize)
             for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
@@ -167,20 +177,26 @@ class SyncLines:
     def start(self) -> None:
         """From here on lines are recorded."""
         self._mode = torch.cuda.get_sync_debug_mode()
-        self._filters.__enter__()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is a prototype
             torch.cuda.set_sync_debug_mode("warn")
 
         warnings.filterwarnings("always", message=f".*{SYNCHRONIZES}")
+        self._filter = warnings.filters[0]
         warnings.showwarning = self._on_warning  # type: ignore[assignment]
+
         for owner, wait in self._waits:
             setattr(owner, "synchronize", self._noting(wait))  # noqa: B010 - a module or a class
 
     def stop(self) -> None:
-        """All is as before `start`, also filters of warnings that were added meanwhile."""
+        """All is as before `start`; what the script has meanwhile changed of its warnings stays."""
         torch.cuda.set_sync_debug_mode(self._mode)
-        self._filters.__exit__(None, None, None)
+        with suppress(ValueError):  # the script has removed all filters
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
+
+        if warnings.showwarning == self._on_warning:
+            warnings.showwarning = self._show_warning
+
         for owner, wait in self._waits:
             setattr(owner, "synchronize", wait)  # noqa: B010
 
@@ -206,5 +222,6 @@ class SyncLines:
         """Record the innermost line that is not torch's or Python's own."""
         while frame is not None and frame.f_code.co_filename.startswith(NOT_OF_USER):
             frame = frame.f_back
+
         if frame is not None and len(self.lines) < MOST_SYNC_LINES:
             self.lines.append((time.time_ns(), f"{frame.f_code.co_filename}:{frame.f_lineno}"))

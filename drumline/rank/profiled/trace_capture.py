@@ -127,10 +127,12 @@ class TraceCapture:
         """Step `number`, counted from 0, begins here."""
         first = self._steps.start
         self._number = number
+
         if not self._began_s:
             if not self.stop_late():
                 self._refuse()
                 return
+
             self._began_s = time.perf_counter()
             self._threads_before = other_threads_ns()
             self._others.observe()
@@ -167,6 +169,7 @@ class TraceCapture:
             began_cpu_s = time.process_time()
             with record_function(DATA_MARK):
                 batch: Any = next(source, _END)
+
             self._loading_s += time.perf_counter() - began_s
             self._loading_cpu_s += time.process_time() - began_cpu_s
             if batch is _END:
@@ -188,12 +191,14 @@ class TraceCapture:
         if self._inspection is not None:
             self._inspection.stop()
             self._inspection = None
+
         if self.is_recording:
             self._range.__exit__(None, None, None)
             self._observation.stop()
             self.is_recording = False
             # collectives may be open, and nothing may block here
             UNSTOPPED.append(self._profiler)
+
         self._slow_modes.resume()
         if not UNSTOPPED:
             self._others.resume()
@@ -205,13 +210,15 @@ class TraceCapture:
         after the last collective, so that no rank waits for another."""
         received = []
         for path in (trace_path(self._folder, self._rank), facts_path(self._folder, self._rank)):
-            files = gather_json((path.name, file_version(path) if self._is_written else None))
-            is_seen = gather_json(
-                [file_version(self._folder / name) == version for name, version in files]
-            )[0]
+            version = file_version(path) if self._is_written else None
+            files = gather_json((path.name, version))
+            is_here = [file_version(self._folder / name) == version for name, version in files]
+            is_seen = gather_json(is_here)[0]
+
             is_sent = self._is_written and not is_seen[self._rank]
             content = path.read_bytes() if is_sent else b""
             sent = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
+
             parts = gather_on_main(sent, gather_json(len(content)))
             received += list(zip(files, is_seen, parts, strict=False))
 
@@ -241,6 +248,7 @@ class TraceCapture:
         """The mean of these steps; None: they are too few."""
         if self._timed_from is None:
             return None
+
         number, began_s = self._timed_from
         num_steps = self._number - number
         if num_steps < FEWEST_TIMED:
@@ -267,6 +275,7 @@ class TraceCapture:
         with self._others.ours():
             self._profiler = profile(activities=activities)
             self._profiler.prepare_trace()
+
         self._inspection = StepInspection(self.modules)
         self._inspection.start()
 
@@ -276,13 +285,16 @@ class TraceCapture:
             self._prepare()
         if dist.is_initialized():  # a script may leave it before its end
             self._backend = dist.get_backend()
+
         if self._inspection is not None:
             self._wasted = self._inspection.stop()
             self._num_passes = self._inspection.num_passes
             self._inspection = None
+
         self._synchronize()
         with self._others.ours():
             self._profiler.start_trace()
+
         self._tracers = python_tracers()
         marked = {code_of(TraceCapture.marked): "data"}
         sampler = StackSampler({**phases_of_torch(), **marked, **self.phases}, self.modules)
@@ -316,11 +328,14 @@ class TraceCapture:
         `collect`."""
         with record_function(END_MARK):
             self._synchronize()
+
         is_closed = wait_for_collectives()
         self.is_recording = False
         self.is_done = True
+
         self._observation.stop()
         self._slow_modes.resume()
+
         if is_closed:
             with self._others.ours():
                 self._profiler.stop_trace()
@@ -340,14 +355,19 @@ class TraceCapture:
         """Whether nothing is recorded any more. Call it between steps: a profiler that could not be
         stopped after the last profiled step is stopped when no collective is open, and what it has
         recorded is discarded."""
-        if UNSTOPPED and time.perf_counter() >= self._next_try_s:
-            if has_open_collectives():
-                self._next_try_s = time.perf_counter() + LATER_S
-            else:
-                with self._others.ours():
-                    UNSTOPPED.pop().stop_trace()
-                self._others.resume()
-        return not UNSTOPPED
+        if not UNSTOPPED:
+            return True
+        if time.perf_counter() < self._next_try_s:
+            return False
+
+        if has_open_collectives():
+            self._next_try_s = time.perf_counter() + LATER_S
+            return False
+
+        with self._others.ours():
+            UNSTOPPED.pop().stop_trace()
+        self._others.resume()
+        return True
 
     # Files
 
@@ -361,6 +381,7 @@ class TraceCapture:
         target = trace_path(self._folder, self._rank)
         plain = target.with_suffix(".plain")
         self._profiler.export_chrome_trace(str(plain))
+
         try:
             with (
                 plain.open("rb") as source,
@@ -379,16 +400,20 @@ class TraceCapture:
         models = [part for part in self.modules if isinstance(part, DistributedDataParallel)]
         data = ddp_data(models[0]) if models else {}
         num_steps = self._number - self._steps.start
+
         loading_cores = None
         if self._loading_s:
             loading_cores = self._loading_cpu_s / self._loading_s
+
         slow_modes_s = None
         if self._with_modes_s is not None and self._unprofiled_s is not None:
             slow_modes_s = max(0.0, self._with_modes_s - self._unprofiled_s)
-        use = self._observation
+
         job = self._job
         if not job.settings and (cap := data.get("bucket_cap_bytes")):  # a script's
             job = replace(job, bucket_cap_mb=cap / MIB)
+
+        use = self._observation
         return RankFacts(
             rank=self._rank,
             world_size=self._topology.world_size,
@@ -413,11 +438,7 @@ class TraceCapture:
             num_optimizers=self.num_optimizers,
             workers=use.workers,
             process=use.process,
-            has_sync_batchnorm=any(
-                isinstance(part, torch.nn.SyncBatchNorm)
-                for module in self.modules
-                for part in module.modules()
-            ),
+            has_sync_batchnorm=self._has_sync_batchnorm(),
             searches_kernels=torch.backends.cudnn.benchmark,
             num_threads=torch.get_num_threads(),
             checks_collectives=dist.get_debug_level() == dist.DebugLevel.DETAIL,
@@ -430,10 +451,15 @@ class TraceCapture:
             job=job,
         )
 
+    def _has_sync_batchnorm(self) -> bool:
+        layers = (part for module in self.modules for part in module.modules())
+        return any(isinstance(layer, torch.nn.SyncBatchNorm) for layer in layers)
+
     def _optimizer_facts(self) -> OptimizerFacts | None:
         """What the advice about an optimizer needs to know of it."""
         if self.optimizer is None:
             return None
+
         groups = self.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
         return OptimizerFacts(
@@ -451,21 +477,24 @@ def wait_for_collectives() -> bool:
     the profiler, which frees it when it stops."""
     if not dist.is_initialized() or not uses_gloo():
         return True
+
     until = time.perf_counter() + MOST_OPEN_S
     while has_open_collectives():
         if time.perf_counter() > until:
             return False
         time.sleep(POLL_S)
+
     return True
 
 
 def has_open_collectives() -> bool:
     """Whether gloo still works on one. What a version of torch does not record counts as ended."""
-    return any(
-        str(entry.get("profiling_name")).startswith("gloo:") and not entry.get("retired", True)
-        for entry in recorded_collectives()
-        if not entry.get("is_p2p")
-    )
+    for entry in recorded_collectives():
+        is_gloo = str(entry.get("profiling_name")).startswith("gloo:")
+        is_open = not entry.get("retired", True)
+        if is_gloo and is_open and not entry.get("is_p2p"):
+            return True
+    return False
 
 
 def unused_gradients(
@@ -483,6 +512,7 @@ def unused_gradients(
         for parameter in group["params"]
         if float(group.get("lr", 1.0)) > 0
     }
+
     trained = [part for part in modules[0].parameters() if part.requires_grad]
     total = sum(part.nbytes for part in trained)
     used = sum(part.nbytes for part in trained if id(part) in updated)
@@ -519,11 +549,13 @@ def tensor_bytes(model: torch.nn.Module, data: Mapping[str, Any]) -> tuple[int, 
     the buckets that it made before that pass."""
     numbers = re.findall(r"\d+", str(data.get("rebuilt_per_bucket_param_indices", "")))
     order = list(map(int, numbers))
+
     ignored = names_ignored_by_ddp(model)
     sizes = [
         parameter.nbytes
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and name not in ignored
     ]
+
     is_whole = sorted(order) == list(range(len(sizes)))
     return tuple(sizes[number] for number in order) if is_whole else ()

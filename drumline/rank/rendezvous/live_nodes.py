@@ -100,6 +100,7 @@ class LiveNodes:
         elif time.monotonic() > self._checked_at + CHECK_S:
             self._checked_at = time.monotonic()
             members = self.latest.members
+
             lost = [member for member in members if self.stores.connect(member) is None]
             if lost:
                 raise dist.DistStoreError(f"{join_names(lost)} left before the group began")
@@ -117,6 +118,7 @@ class LiveNodes:
         place = rendezvous.node_of(self.topology().rank)
         if not self.latest.members:
             self._form_first_group(rendezvous, place)
+
         this_node = self.latest.members[place]
         if self.stores.own_store is None:
             self.stores.own_store = self.stores.connect(this_node)
@@ -126,6 +128,7 @@ class LiveNodes:
         self.is_broken = False
         self.has_joiner = False
         self.ends = False
+
         if self.is_first:
             self.stores.own_store.set(NodeStores.FACTS, json.dumps(self.facts))
             self.stores.own_store.set(NodeStores.REDIRECT, self.latest.encode())
@@ -169,6 +172,7 @@ class LiveNodes:
         launched = self.launched
         if not members:
             return launched
+
         place = [member.number for member in members].index(self.number)
         size = launched.local_world_size
         return replace(
@@ -189,6 +193,7 @@ class LiveNodes:
                 if node_store.check([f"broken/{generation}"]):
                     self._break()
                     return
+
                 if leads:
                     joiners = self.stores.lobby(node_store)
                     self.has_joiner = any(joiner.probe() == "open" for joiner in joiners)
@@ -218,12 +223,15 @@ class LiveNodes:
         ranks of the group differ."""
         if not isinstance(change, PreflightError | RuntimeError):
             return True
+
         is_lost = isinstance(change, PreflightError) or self.is_lost(change)
         if not is_lost or self.latest.generation <= 0:
             return False
+
         if not has_state:
             reason, _, _ = str(change).partition("\n")
             what = f"node {self.number} could not join the others: {reason}"
+
             has_begun = self._watcher is not None
             if isinstance(change, PreflightError) and has_begun:  # its launcher ends
                 raise PreflightError(what, next_step=change.next_step) from change
@@ -248,9 +256,11 @@ class LiveNodes:
         """The run is over: nodes that wait to join get a message."""
         self._ended.set()
         self._join_watcher()
+
         own_store = self.stores.own_store
         if own_store is None or not self._leads():
             return
+
         with contextlib.suppress(RuntimeError):
             own_store.set(NodeStores.OVER, "1")
             until = time.monotonic() + 2.0
@@ -269,6 +279,7 @@ class LiveNodes:
         before = self.latest
         own_store = self.stores.own_store
         assert own_store is not None
+
         if self.is_first:
             self._wait_for_local_ranks(own_store)
             self.latest = NextGroup(before, self.stores, own_store, self.patience_s).agree()
@@ -315,6 +326,7 @@ class LiveNodes:
             store = self.stores.connect(decider)
             if store is None:
                 continue
+
             try:
                 return self._join_at(decider, store, group)
             except RuntimeError as error:
@@ -339,14 +351,17 @@ class LiveNodes:
             if store.peek(NodeStores.OVER) is not None:
                 store.delete_key(f"lobby/{self.number}")
                 return False
+
             current = NodeGroup.decode(store.peek(NodeStores.REDIRECT)) or group
             first = current.members[0]
             if current.generation > group.generation and first not in group.members:
                 store.delete_key(f"lobby/{self.number}")
                 raise dist.DistStoreError(f"{first} has joined, and decides now")
+
             if notice.is_due() and self.is_first:
                 names = join_names(group.members)
                 print_message(f"node {self.number} waits to join {names} after their next round")
+
             time.sleep(WATCH_S)
 
         self.latest = NodeGroup.decode(decision) or self.latest
@@ -359,10 +374,12 @@ class LiveNodes:
         # a node that has just joined has none there
         their_facts = published or self.facts
         values = []
+
         next_steps = []
         for difference in differences([their_facts, self.facts]):
             if {difference.group, difference.name} & MAY_DIFFER:
                 continue
+
             there, here = difference.values
             values.append(f"{difference.name}: {here!r} here, {there!r} there")
             next_steps.append(NEXT_STEPS[difference.group])

@@ -137,6 +137,7 @@ class NodeStores:
         endpoint = (peer.address, peer.port)
         with socket.create_connection(endpoint, timeout=CONNECT_S) as connection:
             address = str(connection.getsockname()[0])
+
         self.host(address, 0, timeout_s=timeout_s)
 
     def connect(self, member: LiveNode) -> SealedStore | None:
@@ -155,6 +156,7 @@ class NodeStores:
                 store = self._open(member.address, member.port)
                 break_dead_connections(member.port, after_s=SILENT_S)
                 self._connected[member.process] = store
+
             if store.peek("process") == member.process.encode():
                 return store
             self.dead_processes.add(member.process)
@@ -234,6 +236,7 @@ class NextGroup:
                 decision = store.peek(self._key)
                 if decision is not None:
                     return NodeGroup.decode(decision)
+
             if time.monotonic() > until:
                 raise TrainingError(
                     f"{member} has not left the group that lost a node, and decides who continues",
@@ -249,6 +252,7 @@ class NextGroup:
         arrived = [self.stores.card]
         silent = []
         waiting = self._peers()
+
         until = time.monotonic() + self.patience_s
         while waiting and time.monotonic() < until:
             for peer in list(waiting):
@@ -261,11 +265,13 @@ class NextGroup:
                 if store is not None:
                     if peer.number < self._number:
                         return None
+
                     with contextlib.suppress(RuntimeError):
                         decision = store.peek(self._key)
                         # it could not reach this node meanwhile
                         if decision is not None:
                             return NodeGroup.decode(decision)
+
                     continue
 
                 is_dead = peer.process in self.stores.dead_processes
@@ -291,6 +297,7 @@ class NextGroup:
         joining_numbers = {joiner.number for joiner in joining}
         staying = [member for member in arrived if member.number not in joining_numbers]
         lost = [member for member in self.before.members if member not in staying]
+
         decided = NodeGroup(
             generation=self.before.generation + 1,
             members=tuple(sorted([*staying, *joining], key=lambda member: member.number)),

@@ -42,6 +42,7 @@ DEFAULTS = {
 DRIVER = Path("/proc/driver/nvidia/version")
 OWN = "drumline"
 INSTALLED = ("site-packages", "dist-packages")
+LIBRARY = tuple(f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib"))
 
 
 def rank_facts(
@@ -98,6 +99,7 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
     """The kind of GPU and its driver; empty without one."""
     if device.type != "cuda":
         return {}
+
     try:
         driver = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text(encoding="utf-8"))
     except OSError:
@@ -122,6 +124,7 @@ def _simplified(value: Any) -> Any:
         return dict(value)
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
+
     text = str(value)
     # A memory address differs in every process.
     return type(value).__qualname__ if re.search(r" at 0x[0-9a-f]+", text) else text
@@ -136,23 +139,26 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
+def is_installed(file: str) -> bool:
+    """Whether a module is a part of Python, or of an installed package."""
+    return file.startswith(LIBRARY) or any(f"/{name}/" in file for name in INSTALLED)
+
+
 def code_hashes() -> dict[str, str]:
     """A short hash by the name of each module of the user's own code and of Drumline."""
-    library = tuple(f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib"))
     hashes = {}
     for name, module in sorted(sys.modules.items()):
         try:
             # Not getattr: some modules are loaded by the first attribute access.
             file: str = object.__getattribute__(module, "__dict__")["__file__"]
-            is_installed = file.startswith(library) or any(
-                f"/{word}/" in file for word in INSTALLED
-            )
-            if not file.endswith(".py") or (is_installed and name.partition(".")[0] != OWN):
+            is_own = name.partition(".")[0] == OWN
+            if not file.endswith(".py") or (is_installed(file) and not is_own):
                 continue
             text = Path(file).read_bytes()
         except (AttributeError, KeyError, OSError):
             # no module, no file, or removed since
             continue
+
         # The script is always called __main__; its file's name is clearer. A forked rank has it
         # twice.
         shown = Path(file).name if name in ("__main__", "__mp_main__") else name

@@ -161,6 +161,7 @@ class _Joining:
         self.keys = KeyPair() if self.store.secret is None else None
         self.secret = self.store.secret or new_secret()
         service = options.service if topology.local_rank == 0 else None
+
         self.card: Card = {
             "name": self.name,
             "host": topology.host,
@@ -188,10 +189,10 @@ class _Joining:
         everyone = [f"card/{rank}" for rank in range(self.topology.world_size)]
 
         while not self.part.check(everyone) and time.monotonic() <= self.options.deadline:
-            current = self.store.compare_set(CURRENT, "", opened)
-            newest = decoded(Opening, current)
+            newest = decoded(Opening, self.store.compare_set(CURRENT, "", opened))
             if newest is not None and newest != opening:
                 raise _duplicate(self.topology, newest["host"])
+
             self.check(self.store)
             self._wait()
 
@@ -201,6 +202,7 @@ class _Joining:
         # no secret was given: each rank gets one for this start, wrapped
         if self.keys is not None:
             keys = wrap_secret(self.keys, self.secret, cards, self.namespace)
+
         return announce(self.part, JOINED, lambda: self._decide(cards), names=names, keys=keys)
 
     def follow_rank_0(self) -> Decision:
@@ -217,12 +219,12 @@ class _Joining:
                     return decision
 
             check_secret(self.store, "rank 0")
-            if time.monotonic() > self.options.deadline + (
-                DECISION_GRACE_S if self.namespace else 0
-            ):
+            grace_s = DECISION_GRACE_S if self.namespace else 0
+            if time.monotonic() > self.options.deadline + grace_s:
                 if listed_name:
                     raise _duplicate(self.topology, host)
                 raise too_late(self.topology, self._hosts(), timeout_s=self.options.timeout_s)
+
             self._wait()
 
     def _announced(self) -> Decision | None:
@@ -230,6 +232,7 @@ class _Joining:
         current = decoded(Opening, self.store.peek(CURRENT))
         if current is None:
             return None
+
         self._enter(current["namespace"])
         return decoded(Decision, self.part.peek(JOINED))
 
@@ -237,19 +240,23 @@ class _Joining:
         """The part of the store, in which from now on only ranks of this start are believed."""
         if self.keys is None:
             return self.part
+
         rank = self.topology.rank
         if rank > 0:
             who = f"rank {rank} on {self.topology.host}"
             self.secret = unwrap_secret(self.keys, decision["keys"], rank, self.namespace, who=who)
+
         return self.part.resealed(self.secret)
 
     def _enter(self, namespace: str) -> None:
         """Publish what this rank is and runs in that part of the store, unless it is there."""
-        if namespace != self.namespace:
-            self.part = self.store.under(namespace)
-            self.namespace = namespace
-            self.part.set(f"facts/{self.topology.rank}", self.facts)
-            self.part.set(f"card/{self.topology.rank}", json.dumps(self.card))
+        if namespace == self.namespace:
+            return
+
+        self.part = self.store.under(namespace)
+        self.namespace = namespace
+        self.part.set(f"facts/{self.topology.rank}", self.facts)
+        self.part.set(f"card/{self.topology.rank}", json.dumps(self.card))
 
     def _decide(self, cards: Mapping[int, Card]) -> dict[str, Any]:
         """On rank 0: the nodes of this start; raises what is wrong with it."""
@@ -266,6 +273,7 @@ class _Joining:
         _refuse_shared_gpus(cards)
         nodes = group_by_node(cards)
         firsts = [cards[node[0]] for node in nodes]
+
         return {
             "world_size": len(ranks),
             "nodes": nodes,
@@ -285,6 +293,7 @@ class _Joining:
         if self.notice.is_due():
             hosts = self._hosts()
             text = waiting_for(self.topology, hosts)
+
             # Once on each host, and after that from one rank alone.
             is_first_notice = self.topology.local_rank == 0 and self.notice.count == 1
             if text and (is_first_notice or self.topology.rank == min(hosts, default=1)):
@@ -307,8 +316,11 @@ def _refuse_shared_gpus(cards: Mapping[int, Card]) -> None:
     first_users: dict[str, int] = {}
     for rank, card in cards.items():
         gpu = card["gpu"]
-        first_user = first_users.setdefault(str(gpu), rank)
-        if gpu and first_user != rank:
+        if gpu is None:
+            continue
+
+        first_user = first_users.setdefault(gpu, rank)
+        if first_user != rank:
             raise PreflightError(
                 f"ranks {first_user} and {rank} on {card['host']} would compute on one GPU, {gpu}",
                 next_step="start at most as many ranks on a host as it has GPUs; with srun, give each task its own "
@@ -331,8 +343,10 @@ def _duplicate(topology: Topology, host: str) -> PreflightError:
 def waiting_for(topology: Topology, hosts: Mapping[int, str]) -> str:
     """What a rank reports while it waits; empty when all are here."""
     missing = _missing(hosts, topology)
+    if not missing:
+        return ""
     who = f"rank {topology.rank} on {topology.host}"
-    return f"{who} waits for {_named(missing, hosts, topology)}" if missing else ""
+    return f"{who} waits for {_named(missing, hosts, topology)}"
 
 
 def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) -> PreflightError:
@@ -347,6 +361,7 @@ def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) 
     by_host = defaultdict(list)
     for rank, host in hosts.items():
         by_host[host].append(rank)
+
     here = ", ".join(f"{number_ranges(ranks)} on {host}" for host, ranks in by_host.items())
     return PreflightError(
         f"{len(missing)} of {topology.world_size} ranks did not start within {timeout_s:g} s: "
@@ -357,7 +372,9 @@ def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) 
 
 def _missing(hosts: Mapping[int, str], topology: Topology) -> list[int]:
     """The ranks that have not joined; while rank 0 has not, nobody knows of the others."""
-    return [rank for rank in range(topology.world_size) if rank not in hosts] if hosts else [0]
+    if not hosts:
+        return [0]
+    return [rank for rank in range(topology.world_size) if rank not in hosts]
 
 
 def _named(missing: list[int], hosts: Mapping[int, str], topology: Topology) -> str:
@@ -365,11 +382,13 @@ def _named(missing: list[int], hosts: Mapping[int, str], topology: Topology) -> 
     size = topology.local_world_size
     if topology.world_size % size or size == topology.world_size:
         return named_ranks(missing)
+
     names = {rank // size: host for rank, host in hosts.items()}
     names |= enumerate(topology.node_names)
     by_node = defaultdict(list)
     for rank in missing:
         by_node[rank // size].append(rank)
+
     return ", ".join(
         f"{named_ranks(ranks)} ({names.get(node, f'node {node}')})"
         for node, ranks in by_node.items()
@@ -397,6 +416,7 @@ def group_by_node(cards: Mapping[int, Card]) -> list[tuple[int, ...]]:
     # a machine is one node.
     first_ranks = {rank: rank - local_rank for rank, local_rank in local_ranks.items()}
     are_consecutive = all(local_ranks.get(first) == 0 for first in first_ranks.values())
+
     nodes = defaultdict(list)
     for rank, card in sorted(cards.items()):
         launcher = first_ranks[rank] if are_consecutive else 0

@@ -41,6 +41,7 @@ def open_store(
     host = topology.master_addr
     port = topology.master_port
     runs_elsewhere = topology.rank > 0 or topology.agent_hosts_store
+
     store = _hosted.get(port)
     try:
         if runs_elsewhere:
@@ -53,6 +54,7 @@ def open_store(
     except (RuntimeError, OSError) as error:
         if runs_elsewhere:
             raise _unreachable(topology, timeout_s, summary(error)) from error
+
         raise PreflightError(
             f"rank 0 could not open its store {host}:{port}: {summary(error)}",
             next_step="choose another MASTER_PORT, and a MASTER_ADDR that is this host",
@@ -84,6 +86,7 @@ def _wait_until_open(
     waiting = ""
     if topology.local_rank == 0:  # all ranks of a host see the same
         waiting = f"rank {topology.rank} on {topology.host} waits for rank 0's store"
+
     blocked = wait_for_port(
         topology.master_addr,
         topology.master_port,
@@ -124,6 +127,7 @@ def agree(
     every rank."""
     if topology.rank == 0:
         return follow(store, key, announce(store, key, decide), num_readers=topology.world_size - 1)
+
     store.wait([key], timedelta(seconds=max(1.0, deadline - time.monotonic())))
     return follow(store, key, json.loads(store.get(key)))
 

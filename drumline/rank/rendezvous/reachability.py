@@ -118,6 +118,7 @@ class _ReachabilityCheck:
         served = outcome(
             lambda: service.listen(self.rendezvous) if service else {}, host=topology.host
         )
+
         fact: dict[str, Any] = {
             "host": topology.host,
             "named": environment.get(VARIABLES.get(self.backend, "")),
@@ -182,6 +183,7 @@ class _ReachabilityCheck:
         keys = [f"{kind}/{rank}" for rank in self.firsts]
         store.wait(keys, timedelta(seconds=max(1.0, self.options.deadline - time.monotonic())))
         texts = store.multi_get(keys)
+
         return {rank: json.loads(text) for rank, text in zip(self.firsts, texts, strict=True)}
 
 
@@ -220,6 +222,7 @@ def refuse_closed_paths(paths: Sequence[ClosedPath], *, backend: str) -> None:
     lines = closed_lines(paths)
     if not lines:
         return
+
     what = lines[0]
     if len(lines) > 1:
         num_left_out = len(lines) - MAX_LINES
@@ -246,6 +249,7 @@ def _line(path: ClosedPath, who: str) -> str:
     target = path.target
     why = explained_closed(path.reason)
     where = f"{target.address} ({target.interface})" if target.interface else target.address
+
     if path.is_wrong_network:
         hint = f"; {path.working} is the one that leads to the other hosts" if path.working else ""
         return (
@@ -265,6 +269,7 @@ def _fixes(paths: Sequence[ClosedPath], backend: str) -> list[str]:
         else:
             fix = "open all TCP ports between the nodes (in AWS: all traffic from the security group itself), on"
         hosts[fix][path.target.host] = None
+
     return [f"{fix} {join_names(names)}" for fix, names in hosts.items()]
 
 

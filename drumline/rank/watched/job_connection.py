@@ -71,6 +71,7 @@ class JobConnection:
         # An unknown name is an error.
         if not {"on": True, "auto": is_needed, "off": False}[config.sidecar]:
             return nullcontext()
+
         return NodeWatch(
             self.topology,
             config,
@@ -126,6 +127,7 @@ class JobConnection:
 
         if (first is None or first.is_assumed) and failure_kind(error) is FailureKind.LOST_PEER:
             first = self._diagnosed_failure(failure) or first
+
         write_failure(environment, (first or failure).record())
         return first
 
@@ -134,9 +136,11 @@ class JobConnection:
         rank, or nobody yet."""
         if self.watch_folder is None:
             return None
+
         diagnosis = wait_for_diagnosis(self.watch_folder, time.monotonic() + DIAGNOSED_S)
         if diagnosis is None or diagnosis.rank == failure.place.rank:
             return None
+
         blamed = Place(host=diagnosis.host, rank=diagnosis.rank)
         return replace(failure, place=blamed, raised_by=failure.origin, diagnosis=diagnosis.what)
 
@@ -151,6 +155,7 @@ class JobConnection:
         if self.compilations is not None:
             self.compilations.detach()
             self.compilations = None
+
         if self._watched is not None:
             self._watched.close()
         self._watched = self.rendezvous = None

@@ -45,6 +45,7 @@ class NodeWatch:
         self._folder: Path | None = None
         self._lock: int | None = None
         self.listener: int | None = None
+
         self._alone = SidecarOptions(
             folder="",
             owns_folder=settings.folder is None,
@@ -78,9 +79,11 @@ class NodeWatch:
         self._folder = make_watch_folder(self._given)
         # Of a node that was lost, and that this group continues without.
         (self._folder / DIAGNOSIS).unlink(missing_ok=True)
+
         if self._given is None:
             # If this rank is killed while it waits, the next job removes the folder.
             self._lock = hold(self._folder)
+
         return {"folder": str(self._folder)}
 
     def listen(self, rendezvous: Rendezvous) -> dict[str, Any]:
@@ -96,9 +99,11 @@ class NodeWatch:
         is no longer ours: whoever takes the options closes it."""
         if rendezvous is None:
             return replace(self._alone, folder=self.prepare()["folder"], secret=new_secret())
+
         node = rendezvous.node_of(self.rank)
         store = rendezvous.store
         services = rendezvous.services
+
         options = replace(
             self._alone,
             folder=str(self._folder or make_watch_folder(Path(services[node]["folder"]))),
@@ -112,6 +117,7 @@ class NodeWatch:
             ranks=tuple(rendezvous.nodes[node]),
             listener=self.listener,
         )
+
         self.listener = None
         return options
 
@@ -154,6 +160,7 @@ def sidecar_address(node: int, addresses: Sequence[str | None]) -> str:
     this_address = addresses[node]
     if this_address is not None:
         return this_address
+
     for address in addresses:
         if address and not ipaddress.ip_address(address).is_loopback:
             interface = interface_towards(interfaces(), address)
@@ -192,6 +199,7 @@ def make_watch_folder(folder: Path | None) -> Path:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         check_own_folder(folder)
+
         mode = stat.S_IMODE(folder.stat().st_mode)
         if mode & 0o077:
             raise PermissionError(errno.EPERM, f"it is open to others (mode {mode:o})")

@@ -54,6 +54,7 @@ class ProgressMonitor:
         """The thread: look once in a while until it is closed."""
         count = None
         sign = None
+
         marks = 0
         while not self._closed.wait(self._every_s):
             last = (count, sign)
@@ -62,6 +63,7 @@ class ProgressMonitor:
             # The main thread may be changing what is read: it is read again in a second.
             with contextlib.suppress(Exception):
                 sign = self._sign()
+
             marks = self._heartbeat.num_marks
             # marks say more, and sooner
             if (count, sign) != last and marks == last_marks:
@@ -69,12 +71,14 @@ class ProgressMonitor:
                 if not marks:
                     self._heartbeat.mark(Phase.USER)
                     marks = self._heartbeat.num_marks
+
             # A group may be destroyed meanwhile, or its backend have no timeout.
             with contextlib.suppress(AttributeError, RuntimeError, ValueError):
                 if self._patience_s is not None and count is not None:
                     from drumline.rank.torch_internals import raise_group_timeouts
 
                     raise_group_timeouts(timedelta(seconds=self._patience_s + AFTER_PATIENCE_S))
+
             with contextlib.suppress(Exception):
                 self._also()
 
@@ -86,6 +90,7 @@ def num_collectives() -> int | None:
     # While torch is being loaded, it has no such functions.
     if not hasattr(dist, "is_initialized") or not dist.is_available() or not dist.is_initialized():
         return None
+
     try:
         from drumline.rank.torch_internals import sequence_number_of
 

@@ -63,6 +63,7 @@ class WatchedRank:
         # Of an earlier group in this very process.
         for kind in FILES:
             self.file(kind).unlink(missing_ok=True)
+
         self.heartbeat = HeartbeatWriter(self.file("heartbeat"), rank=rank)
         register_stack_signals(self.file("stacks"))
         os.mkfifo(self.file("ask"), 0o600)
@@ -73,6 +74,7 @@ class WatchedRank:
         self._sidecar = SidecarProcess(options)
         if is_first:
             self._sidecar.start()
+
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._serve, name="drumline-watch", daemon=True)
         self._thread.start()
@@ -82,15 +84,20 @@ class WatchedRank:
         """The rank is out of its loop; the sidecar sees that by itself."""
         if os.getpid() != self._owner:
             return
+
         atexit.unregister(self._end_with_python)
         os.write(self._waker, b"\0")
         self._thread.join(ANSWER_S)
+
         if self._thread.is_alive():  # blocked in a library's lock, for an answer
             return
+
         for descriptor in (self._questions, self._wake_up, self._waker):
             os.close(descriptor)
+
         if self._hold is not None:
             os.close(self._hold)
+
         self._sidecar.close()
 
     def fail(self, error: str, kind: FailureKind) -> None:
@@ -120,14 +127,17 @@ class WatchedRank:
         while True:
             sidecar = self._sidecar.fileno()
             watched = [self._questions, self._wake_up] + ([] if sidecar is None else [sidecar])
+
             ready = select.select(watched, [], [])[0]
             if self._wake_up in ready:
                 return
+
             if self._questions in ready:
                 with contextlib.suppress(OSError):
                     # The last question: nobody waits for earlier ones.
                     question = os.read(self._questions, 4096)[-1]
                     write_report(self.folder, self.rank, question, torch_report)
+
             if sidecar in ready and self._sidecar.reap():
                 self._sidecar.start()
 
@@ -141,9 +151,11 @@ def torch_report() -> dict[str, Any]:
     internals = sys.modules.get("drumline.rank.torch_internals")
     if dist is None or internals is None:
         return {}
+
     report: dict[str, Any] = {"workers": internals.awaited_workers(main_thread_frames())}
     if dist.is_available() and dist.is_initialized():
         report["collectives"] = latest_collectives(internals.recorded_collectives())
+
     return report
 
 
@@ -154,6 +166,7 @@ def watch_script(environment: Mapping[str, str]) -> WatchedRank | None:
     topology = topology_from(environment)
     if settings.folder is None or topology is None:
         return None
+
     node = int(environment.get("GROUP_RANK", "0"))
     options = options_from_launcher(settings, topology, node=node)
     return watch_rank(options, topology.rank)
@@ -213,6 +226,7 @@ class SidecarProcess:
         code = self._process.wait()
         self._close_pipes()
         self._process = None
+
         if code == 0:
             return False
         if self._num_starts >= MAX_STARTS:

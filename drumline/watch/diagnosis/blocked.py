@@ -66,11 +66,13 @@ def find_stopped(evidence: Evidence) -> Diagnosis | None:
     stopped = [rank for rank in evidence.ranks if rank.state == "T"]
     if not stopped:
         return None
+
     first = max(stopped, key=lambda rank: (rank.state_s, -rank.rank))
     what = f"{name(first)} is stopped by a signal, {evidence.where(first)}"
     other_stopped = [rank for rank in stopped if rank is not first]
     if other_stopped:
         what += f"; so {'is' if len(other_stopped) == 1 else 'are'} {names(other_stopped)}"
+
     what += evidence.blocked_ranks(stopped)
     pids = " ".join(str(rank.pid) for rank in stopped if rank.host == first.host)
     is_whole_job = all(rank.state == "T" or has_exited(rank) for rank in evidence.cluster.ranks)
@@ -92,6 +94,7 @@ def find_debugged(evidence: Evidence) -> Diagnosis | None:
     held = [rank for rank in evidence.ranks if rank.state == "t" or is_at_breakpoint(rank.stack)]
     if not held:
         return None
+
     first = max(held, key=lambda rank: (rank.state_s, -rank.rank))
     what = f"{name(first)} is held by a debugger, {evidence.where(first)}{evidence.blocked_ranks(held)}"
     next_step = _LEAVE_DEBUGGER.format(first.pid, first.host)
@@ -108,16 +111,20 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
     )
     if not suspects:
         return None
+
     rank = suspects[0]
     if _waits_for_storage(rank):
         suspects = [rank]
+
     explanation = _explain(evidence, rank)
     if explanation is None:
         return None
+
     what = f"{name(rank)} {explanation.text}"
     in_same_phase = [peer for peer in suspects[1:] if peer.phase is rank.phase]
     if in_same_phase:
         what += f"; {names(in_same_phase)} too"
+
     what += evidence.blocked_ranks(suspects)
 
     return evidence.diagnosis(
@@ -135,6 +142,7 @@ def _explain(evidence: Evidence, rank: RankState) -> Explanation | None:
         return _storage_wait(evidence, rank)
     if rank.phase is Phase.COMPILE:
         return _compilation(evidence, rank)
+
     is_in_data = rank.phase is Phase.DATA or is_loading(rank.stack)
     # In data only if the innermost call is the user's own: a rank that waits for a worker may only
     # answer late.
@@ -151,14 +159,17 @@ def find_unknown(evidence: Evidence) -> Diagnosis | None:
     ranks = evidence.in_loop
     if not ranks:
         return None
+
     ranks_by_place: dict[str, list[RankState]] = {}
     for rank in ranks:
         ranks_by_place.setdefault(_place(rank), []).append(rank)
+
     places = sorted(ranks_by_place, key=lambda place: -len(ranks_by_place[place]))
     shown = "; ".join(f"{names(ranks_by_place[place])} {place}" for place in places[:_MAX_PLACES])
     num_elsewhere = sum(len(ranks_by_place[place]) for place in places[_MAX_PLACES:])
     if num_elsewhere:
         shown += f"; {plural(num_elsewhere, 'rank')} elsewhere"
+
     first = max(ranks, key=lambda rank: (rank.still_s, -rank.rank))
     what = f"no progress {evidence.since(first)}, and no rank stands out: {shown}"
     next_step = "read the stacks in the diagnosis file; if all are in one collective, test the network: drumline doctor"
@@ -174,6 +185,7 @@ def _place(rank: RankState) -> str:
     entered = pending(rank)
     if entered is not None:
         return f"in {collective_name(entered, with_sizes=True)}"
+
     frame = innermost(rank.stack)
 
     return f"at {frame}" if frame else PHASES[rank.phase]
@@ -292,6 +304,7 @@ def _code_outside_collectives(evidence: Evidence, rank: RankState) -> Explanatio
         place = f", at {frame}" if frame else ""
         text = f"is slow but alive: {evidence.where(rank)} ({work}{place})"
         next_step = f"wait, or raise watch.hang_s if it often takes so long; {_STACK}"
+
         return Explanation(Cause.SLOW, text, next_step)
 
     if users_frame(rank.stack) or rank.phase in (Phase.FORWARD, Phase.OPTIMIZER, Phase.USER):
@@ -302,6 +315,7 @@ def _code_outside_collectives(evidence: Evidence, rank: RankState) -> Explanatio
     missed = next(filter(None, evidence.blocked.values()), None)
     if missed is None:
         return None
+
     place = f"at {frame}, " if frame else ""
     text = f"did not enter {collective_name(missed, with_sizes=True)}: it has been {place}{evidence.where(rank)}"
     next_step = (

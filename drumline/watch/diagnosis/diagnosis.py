@@ -119,9 +119,11 @@ def names(ranks: Sequence[RankState]) -> str:
     """`rank 3 on node-b`, `ranks 0-2 on node-a, 5 on node-b`; for many hosts only their number."""
     if len(ranks) == 1:
         return name(ranks[0])
+
     hosts: dict[str, list[int]] = defaultdict(list)
     for rank in ranks:
         hosts[rank.host].append(rank.rank)
+
     if len(hosts) > _MAX_HOSTS:
         return f"{len(ranks)} ranks on {len(hosts)} hosts ({name(ranks[0])}, ...)"
 
@@ -135,6 +137,7 @@ def collective_name(collective: Collective, *, with_sizes: bool = False) -> str:
     text = f"{collective.op} #{collective.number}"
     if not with_sizes or not collective.sizes:
         return text
+
     sizes = " and ".join(str(list(size)) for size in collective.sizes[:3])
 
     return f"{text} of {sizes}{' and more' if collective.sizes[3:] else ''}"

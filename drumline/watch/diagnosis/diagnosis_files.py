@@ -142,6 +142,7 @@ def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, .
     state = _STATES.get(rank.state, rank.state)
     if rank.exit is not None:
         state = f"killed: {signal_name(-rank.exit)}" if rank.exit < 0 else f"exited: {rank.exit}"
+
     where = f"after #{rank.collective}" if rank.collective else "-"
     if (blocked_in := pending(rank)) is not None:
         where = f"in {collective_name(blocked_in)}"
@@ -169,6 +170,7 @@ def _remarks(cluster: ClusterState) -> Iterator[str]:
 
     for lost in cluster.never_seen:
         yield f"{lost.host}: never seen, in {duration(lost.no_heartbeat_s)}{_how(lost)}"
+
     for node in cluster.nodes:
         if node.link:
             yield f"{node.host}: {node.link}"

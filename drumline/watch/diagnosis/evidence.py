@@ -78,6 +78,7 @@ class Evidence:
         waits = Counter((collective.group, collective.number) for collective in entered)
         if not waits:
             return self._behind_by_phase()
+
         group, number = max(waits, key=lambda key: (waits[key], key[1]))
 
         return [
@@ -95,6 +96,7 @@ class Evidence:
             for rank in self.in_loop
             if rank.phase in _ORDER
         }
+
         furthest = max(points.values(), default=None)
         late = [rank for rank in self.in_loop if points.get(rank.rank, furthest) != furthest]
         newest = max((rank.collective for rank in self.in_loop), default=0)
@@ -147,10 +149,12 @@ class Evidence:
         blocked = [collective for rank, collective in self.blocked.items() if rank not in named]
         if not blocked:
             return ""
+
         ranks_are = f"; {plural(len(blocked), 'rank')} {'is' if len(blocked) == 1 else 'are'}"
         counts = Counter(collective_name(collective) for collective in filter(None, blocked))
         if not counts:
             return f"{ranks_are} waiting for it"
+
         places = " and ".join(place for place, _ in counts.most_common(2))
 
         return f"{ranks_are} blocked in {places}{' and others' if len(counts) > 2 else ''}"

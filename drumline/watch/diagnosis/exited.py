@@ -83,6 +83,7 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
     # It is unknown why these exited: their launcher may have ended them because a host was lost.
     if find_unreachable(evidence) or find_never_seen(evidence):
         return None
+
     is_certain = not _may_follow_a_lost_host(evidence, diagnosis.since_s)
 
     return replace(diagnosis, is_certain=is_certain)
@@ -98,6 +99,7 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     itself."""
     ranks = evidence.cluster.ranks
     requested = [rank for rank in ranks if _was_asked_to_stop(rank)]
+
     asked_to_stop = [rank for rank in requested if not _was_ended(rank)]
     if asked_to_stop:
         if len(requested) == len(ranks):  # the user stops the job
@@ -105,6 +107,7 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
         # The launcher has reported it.
         if all(is_done(rank) or rank.killed_after_s is not None for rank in ranks):
             return None
+
         diagnosis = _diagnosis(evidence, _first(asked_to_stop))
         is_certain = not _may_follow_a_lost_host(evidence, diagnosis.since_s)
         return replace(diagnosis, is_certain=is_certain)
@@ -114,6 +117,7 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     ]
     if not lost:
         return None
+
     first = _first(lost)
     ago_s = _ago_s(first)
     cause = Cause.MISMATCH if first.failure_kind is FailureKind.MISMATCH else Cause.EXCEPTION
@@ -232,6 +236,7 @@ def _explain(rank: RankState, place: str) -> Explanation:
 
     if rank.exit >= 0:
         return Explanation(Cause.EXCEPTION, f"exited with code {rank.exit}{place}", after_error)
+
     sender = f"find out who sent it: an operator, a batch system, or the kernel's OOM killer (dmesg on {rank.host})"
 
     return Explanation(
@@ -262,6 +267,7 @@ def _aborted_by_gloo(
         was_in_collective = is_in_collective(first.stack)
     if not was_in_collective and first.failure_kind is not FailureKind.MISMATCH:
         return None
+
     ranks = evidence.cluster.ranks
     aborted = [rank for rank in culprits if _has_mismatch(rank)]
     intact = [rank for rank in ranks if rank not in aborted]
@@ -276,6 +282,7 @@ def _aborted_by_gloo(
         what += f",{place}"
     if odd[0].stack:
         what += f" ({innermost(odd[0].stack)})"
+
     what += ": "
     even = [rank for rank in ranks if rank not in odd]
     for side_name, side in ((names(odd), odd), ("the others", even)):
@@ -287,6 +294,7 @@ def _aborted_by_gloo(
         f"gloo aborted {names(aborted)} (SIGABRT), as it does when a rank receives more data "
         "than it expects"
     )
+
     next_step = (
         "make every rank call the same collectives in the same order with the same shapes; the log of rank "
         f"{aborted[0].rank} has the sizes in bytes"

@@ -65,6 +65,7 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
     sides = _first_mismatch(ranks)
     if not sides:
         return None
+
     deviating = sides[1]
     is_known = True
     if len(sides[0].ranks) == len(sides[1].ranks):
@@ -77,13 +78,16 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
     place = f" ({frame})" if frame and is_known else ""
     shown = "; ".join(_side_texts(sides, deviating, is_known=is_known))
     what = f"ranks are in different collectives{evidence.place(culprit)}{place}: {shown}"
+
     next_step = (
         "make every rank call the same collectives in the same order with the same shapes (look for one behind "
         "`if rank == ...`, and for batches of different length)"
     )
+
     # A `break` in a user's own loop is not visible in a heartbeat: it may be the end of an epoch.
     if is_known and deviating.collective.op.endswith("barrier"):
         next_step = f"check whether it left the loop before the others; if not, {next_step}"
+
     since_s = min(rank.age_s for rank in deviating.ranks)
     diagnosis = evidence.diagnosis(
         culprit,
@@ -95,6 +99,7 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
     )
     if is_known:
         return diagnosis
+
     hosts = dict.fromkeys(rank.host for side in sides for rank in side.ranks)
     what += "; it is unknown which one is wrong"
 
@@ -107,6 +112,7 @@ def _side_texts(sides: list[Side], deviating: Side, *, is_known: bool) -> list[s
     for side in sides:
         if side is deviating:
             continue
+
         are_the_others = is_known and len(sides) == 2 and len(side.ranks) > 1
         texts.append(side.text("the others" if are_the_others else names(side.ranks)))
 
@@ -119,11 +125,13 @@ def _first_mismatch(ranks: Sequence[RankState]) -> list[Side]:
     rank, its numbers are ahead by one."""
     is_broken = any(has_exited(rank) or rank.failure for rank in ranks)
     sides: dict[tuple[int, str], dict[Signature, Side]] = defaultdict(dict)
+
     not_done: set[tuple[int, str]] = set()
     for rank in ranks:
         for collective in rank.collectives:
             if collective.op.startswith(_BETWEEN_TWO):
                 continue
+
             key = (collective.number, collective.group)
             side = sides[key].setdefault(_signature(collective), Side(collective, []))
             side.ranks.append(rank)
@@ -177,9 +185,11 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
         for rank in ranks
         if is_done(rank) or (rank.phase in OUT_OF_LOOP and rank.exit == -signal.SIGABRT)
     ]
+
     inside = [rank for rank in ranks if rank not in left]
     if not left or not any(_is_stopped_by(left, rank) for rank in inside):
         return None
+
     next_step = "give every rank the same number of batches (DDPManager.loader does)"
     if len(left) > len(inside):  # the few others are the odd ones
         first = inside[0]
@@ -213,6 +223,7 @@ def _left_first(evidence: Evidence, first: RankState, left: list[RankState]) -> 
     what = f"{name(first)} left the loop{_after_step(evidence, first.step)}"
     if first.exit is not None and first.exit >= 0:
         what += f" and exited with code {first.exit}"
+
     what += ", before the others"
     if len(left) > 1:
         what += f"; so did {names([rank for rank in left if rank is not first])}"
@@ -252,12 +263,14 @@ def find_teardown(evidence: Evidence) -> Diagnosis | None:
     ]
     if not closing or evidence.in_loop:
         return None
+
     rank = max(closing, key=lambda rank: (rank.age_s, -rank.rank))
     place = f" ({innermost(rank.stack)})" if rank.stack else ""
     what = (
         f"{name(rank)} left the loop {duration(rank.age_s)} ago and has not exited: it is closing its files, workers "
         f"and process group{place}"
     )
+
     next_step = "check in its stack what it waits for; release CUDA graphs before the process group is destroyed"
 
     return evidence.diagnosis(rank, Cause.TEARDOWN, what, next_step)

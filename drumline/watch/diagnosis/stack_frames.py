@@ -87,6 +87,7 @@ def _is_users(frame: str) -> bool:
     """Whether the code is neither installed, nor ours, nor of the standard library."""
     if _INSTALLED.search(frame) or _OURS.search(frame) or _LIBRARY.search(frame):
         return False
+
     first, slash, _ = frame.partition("/")
     return not (slash and first in sys.stdlib_module_names)
 

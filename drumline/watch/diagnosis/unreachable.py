@@ -70,6 +70,7 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
     connections first."""
     if cluster.never_seen:
         return True
+
     ages = cluster.this_node.heartbeat_age_s
     peers = (node for node in cluster.nodes if node.node != cluster.me)
 
@@ -91,6 +92,7 @@ def _cut_off(evidence: Evidence, lost: list[LostNode]) -> Diagnosis:
     """That this host is the one without a connection."""
     me = evidence.cluster.this_node
     launcher = evidence.cluster.launcher
+
     why = f"{len(lost)} of {len(lost) + 1} nodes stopped sending heartbeats together"
     if me.link:
         why = me.link
@@ -102,6 +104,7 @@ def _cut_off(evidence: Evidence, lost: list[LostNode]) -> Diagnosis:
         f"{me.host} is cut off from the other nodes: {why}; it has received no heartbeat from "
         f"{join_names(node.host for node in lost)} for {duration(since_s)}"
     )
+
     hosts = ",".join([me.host, *(node.host for node in lost[:3])])
     check = f"check the network interface, cable and security group of {me.host}: drumline doctor --hosts {hosts}"
 
@@ -120,6 +123,7 @@ def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) 
     what = f"no heartbeat from {host} for {duration(first.no_heartbeat_s)} ({how}){ranks}"
     if other_hosts:
         what += f"; none from {join_names(other_hosts)} either"
+
     next_step = f"find out what ended the job on {host}; the host itself is up"
     if first.answer is Answer.NONE:
         next_step = (

@@ -161,6 +161,7 @@ class IdleTime:
             for rank in cluster.ranks
             if rank.phase is not Phase.FAILED
         }
+
         moved = any(self._keys.get(rank, key) != key for rank, key in keys.items())
         self._keys.update(keys)
 
@@ -168,6 +169,7 @@ class IdleTime:
             self.num_moves += 1
             if counts and not self._was_untimed:
                 self._learn(now, is_busy=is_busy)
+
             self.last_idle_s = self.idle_s
             self.idle_s = 0.0
 
@@ -190,6 +192,7 @@ class IdleTime:
         all_gaps = [gap for _, gap, _ in self._gaps]
         idle_gaps = [gap for _, gap, was_busy in self._gaps if not was_busy]
         self.limit_s = max(_MIN_LIMIT_S, _unusual_s(idle_gaps))
+
         self.busy_limit_s = max(
             _MIN_BUSY_LIMIT_S,
             _BUSY_FACTOR * self.limit_s,
@@ -207,6 +210,7 @@ def _unusual_s(gaps: list[float]) -> float:
     """The limit from the observed waits: a single long wait does not raise it, two do."""
     if len(gaps) < 2:
         return 0.0
+
     second_longest = heapq.nlargest(2, gaps)[1]
     usual = statistics.median_low(gaps[-_NUM_USUAL:])
 
@@ -275,6 +279,7 @@ class Watchdog:
         observed_at = self._idle.observed_at
         if observed_at is not None and now - observed_at > _AWAKE_S:
             self._awake_from = now + _AWAKE_S
+
         self._follow(cluster, now)
         has_moved = self._has_moved
         self._has_moved = False
@@ -310,6 +315,7 @@ class Watchdog:
         self._follow(cluster, now)
         if diagnosis is None or self._is_final() or self._is_over():
             return None
+
         alarm = self._choose_alarm(diagnosis)
         if alarm is None and diagnosis.cause in _ENDED:
             # soon it is known which rank was first, or never
@@ -317,6 +323,7 @@ class Watchdog:
 
         if alarm is None or (alarm is Alarm.STALL and self._is_reported(diagnosis)):
             return None
+
         self._alarm = (alarm, diagnosis)
         self._alarm_at = _progress(self._cluster)
         self._max_idle_s = 0.0
@@ -335,9 +342,11 @@ class Watchdog:
 
         if idle_s < _REPEAT_S:
             return diagnosis
+
         end = "does not end the job for this"
         if ends_job and limit_s < math.inf:
             end = f"ends the job after {duration(limit_s)}"
+
         what = f"{diagnosis.what}; for {duration(idle_s)} so far"
 
         return replace(diagnosis, what=what, next_step=f"{diagnosis.next_step}; the watchdog {end}")
@@ -365,6 +374,7 @@ class Watchdog:
         symptoms = exited | self._other_symptoms(now)
         if symptoms - self._symptoms:
             self._symptoms_since = now
+
         self._symptoms = symptoms
         if symptoms <= self._examined:
             self._examined = symptoms
@@ -374,9 +384,11 @@ class Watchdog:
             has_exited(rank) and rank.exit is None and not rank.failure
             for rank in self._cluster.ranks
         )
+
         grace_s = _GRACE_UNKNOWN_S if is_unknown else _GRACE_S
         if exited and now - self._symptoms_since < grace_s:
             return False
+
         self._examined = symptoms
         self._examine_at_s = self._idle.idle_s + _AGAIN_S / 2
 
@@ -392,6 +404,7 @@ class Watchdog:
         done = [rank for rank in ranks if is_done(rank)]
         if len(done) < len(ranks):
             symptoms |= {f"rank {rank.rank} left" for rank in done if _left_s(rank) >= _LEFT_S}
+
         # If this sidecar had no CPU time recently, missing heartbeats mean nothing.
         if now >= self._awake_from:
             lost = filter(self._is_amiss, self._cluster.lost)
@@ -403,6 +416,7 @@ class Watchdog:
         """Whether a lost node is a symptom: it was not done."""
         if was_done(self._cluster, node):
             return False
+
         # If something answers, perhaps only the sidecar has exited, and the run continues.
         is_dead = bool(node.how) and node.answer is not Answer.REFUSED
         is_long = self._idle.idle_s >= self._idle.limit_s
@@ -421,8 +435,10 @@ class Watchdog:
 
         if idle_s < self._examine_at_s:
             return False
+
         compile_s = COMPILE_FACTOR * self._hang_s
         limits = (limit_s, self._idle.busy_limit_s, self._hang_s, compile_s, self._repeat_s())
+
         again = idle_s + max(_AGAIN_S, 0.5 * idle_s)
         if self._alarm is not None and self._alarm[1].may_return:
             # Whether an unreachable host has returned: its last heartbeat and the last progress are
@@ -441,6 +457,7 @@ class Watchdog:
         if diagnosis.is_certain:
             if diagnosis.cause not in (*_ENDED, Cause.STOPPED) and idle_s < STILL_S:
                 return None
+
             has_failed = diagnosis.cause in _ENDED or exit_symptoms(self._cluster.ranks)
             return Alarm.FAILURE if has_failed else Alarm.HANG
 
@@ -464,6 +481,7 @@ class Watchdog:
         """How long the run must be idle before a stall is reported."""
         if diagnosis.cause is Cause.COMPILING:
             return min(_COMPILE_S, self._act_s(diagnosis) / 2)
+
         limit_s = self._idle.limit_s
         busy_limit_s = self._idle.busy_limit_s
         if not _is_waited_for(diagnosis) and self._any_computes():
@@ -484,6 +502,7 @@ class Watchdog:
         rank computes."""
         if not _is_waited_for(diagnosis) and (self._any_computes() or self._is_plain()):
             return math.inf
+
         # Before the first step ranks wait through the store; later in a collective, which has a
         # limit of its own.
         waits_in_step = any(
@@ -511,6 +530,7 @@ class Watchdog:
         once."""
         if self._alarm is None:
             return False
+
         is_due = self._idle.idle_s >= self._repeat_s()
         if is_due and diagnosis.cause is not Cause.DEBUGGED and self._holds_up(diagnosis):
             return False
@@ -534,6 +554,7 @@ class Watchdog:
         """Whether it starts, evaluates, saves, or some ranks are done and others are not."""
         if self._is_young() or any(map(is_done, self._cluster.ranks)):
             return True
+
         untimed = (rank.phase in UNTIMED and not has_exited(rank) for rank in self._cluster.ranks)
 
         return not self._is_plain() and any(untimed)
@@ -542,6 +563,7 @@ class Watchdog:
         """Whether the run is in its first steps, which are not typical."""
         if self._is_plain():
             return self._idle.num_moves < _NUM_FIRST_MOVES
+
         num_marks = max((rank.num_marks for rank in self._cluster.ranks), default=0)
         return self._num_steps() < _NUM_FIRST_STEPS and num_marks < _NUM_FIRST_MARKS
 

@@ -58,16 +58,19 @@ class Leader:
         self._left: set[int] = set()
         self._inspected: dict[int, NodeState] = {}
         self._inspection = 0
+
         self._watchdog = Watchdog(
             hang_s=options.hang_s,
             world_size=options.world_size,
             lost_s=options.lost_s,
         )
         self._stragglers = Stragglers(options.slow_factor)
+        self._has_checked_connections = False
+
         self._scripts: dict[int, ScriptReport] = {}
         self._has_new_scripts = False
         self._comparison = ScriptComparison(options.world_size)
-        self._has_checked_connections = False
+
         self.notices: list[Notice] = []
         self.is_urgent = False
         """Whether a rank has exited or was stopped since the last decision: then the next one is
@@ -83,6 +86,7 @@ class Leader:
         state = from_json(NodeState, message["state"])
         if before is not None and urgent_symptoms(before.ranks) != urgent_symptoms(state.ranks):
             self.is_urgent = True
+
         self._latest[node] = state
         if message.get("is_last"):
             self._left.add(node)
@@ -104,12 +108,14 @@ class Leader:
         connected = self.network.heartbeat_ages()
         this_node = replace(nodes[self.options.node], heartbeat_age_s=connected)
         nodes[self.options.node] = this_node
+        in_order = tuple(state for _, state in sorted(nodes.items()))
 
         lost = tuple(
             self._lost_node(state, connected[node])
             for node, state in nodes.items()
             if node not in self._left and connected.get(node, 0.0) > FRESH_S
         )
+
         # They have not started yet, or have exited already. If they still have not connected later,
         # while their ranks train, their port is closed to us, which is a warning.
         open_s = self.network.open_s()
@@ -122,7 +128,7 @@ class Leader:
         # The last report of a lost node still counts, and may explain why it is lost.
         return ClusterState(
             me=self.options.node,
-            nodes=tuple(state for _, state in sorted(nodes.items())),
+            nodes=in_order,
             lost=lost,
             launcher=read_launcher_link(self.options.launcher_link) if lost else None,
             never_seen=never_seen,
@@ -134,6 +140,7 @@ class Leader:
         return [(node, peer) for node, peer in self.network.peers.items() if node not in connected]
 
     def _lost_node(self, last: NodeState, no_heartbeat_s: float) -> LostNode:
+        """By its last state, and what a new connection shows."""
         how = self.network.connect_result(last.node)
         return LostNode(
             node=last.node,
@@ -159,6 +166,7 @@ class Leader:
         self.is_urgent = self._watchdog.is_in_grace
         if not leads or self.has_acted:
             return
+
         if recovery is not None:
             ended = recovery.diagnosis
             self._notify("stall", rank=ended.rank, host=ended.host, message=recovery.sentence)
@@ -166,6 +174,7 @@ class Leader:
         self.report_differences()
         self._report_stragglers(cluster, now)
         self._check_connections(now)
+
         if self._watchdog.wants_evidence:
             inspected = self.cluster(await self._inspect())
             self._decide(diagnose(inspected), inspected, clock())
@@ -174,7 +183,9 @@ class Leader:
         """Report ranks and hosts that have become stragglers."""
         # With the observed activity of scripts, whose ranks mark no phases.
         nodes = tuple(replace(node, ranks=node.activity or node.ranks) for node in cluster.nodes)
-        for straggler in self._stragglers.observe(replace(cluster, nodes=nodes), now):
+        observed = replace(cluster, nodes=nodes)
+
+        for straggler in self._stragglers.observe(observed, now):
             self._notify(
                 "straggler",
                 rank=straggler.rank,
@@ -187,6 +198,7 @@ class Leader:
         """Report new differences between the ranks of a script."""
         if not self._has_new_scripts:
             return
+
         self._has_new_scripts = False
         for difference in self._comparison.update(self._scripts):
             self._notify("difference", **asdict(difference))
@@ -201,12 +213,14 @@ class Leader:
         often a closed port."""
         if self._has_checked_connections or now < FIRST_CONNECTION_S:
             return
+
         self._has_checked_connections = True
         names = []
         for node, peer in self._unconnected():
-            how = self.network.connect_result(node)
             place = f"{peer.address} port {peer.port}"
-            names.append(f"{peer.host} ({place}: {how})" if how else f"{peer.host} ({place})")
+            if how := self.network.connect_result(node):
+                place += f": {how}"
+            names.append(f"{peer.host} ({place})")
 
         if not names:
             return
@@ -225,6 +239,7 @@ class Leader:
         alarm = self._watchdog.decide(diagnosis, self.cluster(), now)
         if alarm is None or diagnosis is None:
             return
+
         if alarm == "stall":
             diagnosis = self._watchdog.with_duration(diagnosis, ends_job=self.options.ends_job)
 
@@ -234,6 +249,7 @@ class Leader:
         is_cut_off = inspected.launcher is not None and inspected.launcher.is_cut_off
         if not diagnosis.is_ranks_error and not (is_cut_off and alarm == "stall"):
             self.reporter.print_alarm(alarm, raised.sentence)
+
         self.notices.append(Notice(alarm, raised.sentence))
         self.reporter.write_diagnosis(raised, inspected, time.time())
         if alarm != "stall":
@@ -252,9 +268,11 @@ class Leader:
         self._inspection += 1
         self._inspected = {}
         question = {"kind": "inspect", "number": self._inspection}
+
         ages = self.network.heartbeat_ages()
         connected = [node for node in ages if ages[node] <= FRESH_S and node not in self._left]
         nodes_asked = {node for node in connected if self.network.send(node, question)}
+
         with suppress(TimeoutError):
             async with asyncio.timeout(INSPECT_S):
                 self._inspected[self.options.node] = await self.local_ranks.inspect()

@@ -186,6 +186,7 @@ class RankObserver:
         process = self._process
         state = self._state(heartbeat, now_s)
         process.observe(now_s, is_still=state.still_s >= STILL_AFTER_S)
+
         state = replace(
             state,
             state=process.state,
@@ -215,6 +216,7 @@ class RankObserver:
         state = self.observe(time.monotonic())
         if state is None or self._process is None:
             return RankState(rank=self.rank, host=self.host, pid=0)
+
         if state.state not in EXITED:
             state = await self._questioned(state, self._process)
         if state.state not in EXITED:
@@ -240,12 +242,14 @@ class RankObserver:
         report = SelfReport()
         if state.state not in STOPPED:  # it would answer when it is continued
             answers, stack, report = await self._ask(state.pid)
+
         workers = [
             await self._inspect_worker(number, pid, process, end) for number, pid in report.workers
         ]
 
         process.skip_answer(time.monotonic())
         latest = self.observe(time.monotonic()) or state
+
         was_continued = state.state in STOPPED and latest.state not in STOPPED
         if latest.state in EXITED or was_continued:  # that is why it did not answer
             state = latest
@@ -326,6 +330,7 @@ class RankObserver:
         asked_to_exit = (
             code is None and ending is not None and process.state_since_s >= ending.began_s
         )
+
         state = replace(
             state,
             exit=process.exit if code is None else code,

@@ -52,6 +52,7 @@ class Sidecar:
     def __init__(self, options: SidecarOptions) -> None:
         self.options = options
         self.reporter = SidecarReporter(options)
+
         listener = None  # one node
         address = ""
         if options.listener is not None:
@@ -68,6 +69,7 @@ class Sidecar:
         )
         self.leader = Leader(options, self.ranks, self.network, self.reporter, self._act)
         self.scripts = ScriptReports(options)
+
         self.is_requested = False
         """Whether SIGTERM was received: a launcher may send it to all processes, and the ranks must
         exit first."""
@@ -76,11 +78,13 @@ class Sidecar:
         self._done_since: float | None = None
         self._deciding: asyncio.Task[None] | None = None
         self._awake_s = 0.0
+
         self._heartbeat_at = 0.0
         self._status_at = 0.0
         self._decided_at = 0.0
         self._furthest_step = 0
         self._rates = StepRates()
+
         self._tasks: set[asyncio.Task[None]] = set()
         self._errors: set[str] = set()
 
@@ -105,10 +109,11 @@ class Sidecar:
     def is_over(self, now: float) -> bool:
         """Whether its ranks are done and that was reported, not all of them ever started, or its
         folder was removed or taken by a later sidecar (of a second group in the same processes)."""
-        never_started = self.has_lost_starter and not self.ranks.have_started
-        has_acted = self.leader.has_acted
         if read_json(int, Path(self.options.folder, SIDECAR)) != os.getpid():
             return True
+
+        never_started = self.has_lost_starter and not self.ranks.have_started
+        has_acted = self.leader.has_acted
         if self.is_requested and (has_acted or never_started):
             return True
 
@@ -120,7 +125,6 @@ class Sidecar:
         # Ranks that exited without an error need no report; for others, the failure must be
         # reported first.
         is_reported = has_acted or (not never_started and self.leader.all_have_left())
-
         return is_reported or now - self._done_since > LINGER_S
 
     def _follow_requests(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -148,10 +152,12 @@ class Sidecar:
         if self.options.peers and (is_urgent or now - self._heartbeat_at >= HEARTBEAT_S):
             self._heartbeat_at = now
             self._send_heartbeat()
+
         self._decide(now)
 
         if is_urgent:
             self._write_furthest_step()
+
         if now - self._status_at >= STATUS_S:
             self._status_at = now
             self._write_furthest_step()
@@ -161,7 +167,6 @@ class Sidecar:
         """Observe the ranks: whether one has a new symptom that is diagnosed at once."""
         symptoms_before = urgent_symptoms(self.ranks.state.ranks)
         state = self.ranks.observe(now, self.network.heartbeat_ages())
-
         return urgent_symptoms(state.ranks) != symptoms_before
 
     def _leads(self) -> bool:
@@ -176,9 +181,8 @@ class Sidecar:
         is_free = self._deciding is None or self._deciding.done()
         if is_free and self.ranks.have_started and is_due:
             self._decided_at = now
-            self._deciding = self._start(
-                self.leader.update(lambda: self._awake_s, leads=self._leads())
-            )
+            work = self.leader.update(lambda: self._awake_s, leads=self._leads())
+            self._deciding = self._start(work)
 
     def _share_scripts(self) -> None:
         """Send new reports of scripts to the nodes that may lead."""
@@ -193,10 +197,12 @@ class Sidecar:
     def _write_furthest_step(self) -> None:
         """For the launcher: a job that makes progress is restarted again and again."""
         step = max((rank.step for rank in self.ranks.state.ranks), default=0)
-        if step > self._furthest_step:
-            self._furthest_step = step
-            with contextlib.suppress(OSError):
-                replace_text(Path(self.options.folder, FURTHEST_STEP), str(step))
+        if step <= self._furthest_step:
+            return
+
+        self._furthest_step = step
+        with contextlib.suppress(OSError):
+            replace_text(Path(self.options.folder, FURTHEST_STEP), str(step))
 
     def _write_status(self, *, is_last: bool = False) -> None:
         """As the leader: the file for `drumline watch`."""
@@ -236,11 +242,11 @@ class Sidecar:
                     self._act_here(from_json(RaisedAlarm, message))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Beside the rest; an error of it is reported."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(self._report_error)
-
         return task
 
     def _report_error(self, task: asyncio.Task[None]) -> None:
@@ -248,13 +254,16 @@ class Sidecar:
         decision."""
         if task.cancelled() or (error := task.exception()) is None:
             return
+
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
-        if text not in self._errors:
-            self._errors.add(text)
-            self.reporter.print(
-                f"the sidecar on {self.options.host} had an error, and continues: {text}"
-            )
+        if text in self._errors:
+            return
+
+        self._errors.add(text)
+        self.reporter.print(
+            f"the sidecar on {self.options.host} had an error, and continues: {text}"
+        )
 
     async def _inspect(self, node: int, number: int) -> None:
         """Answer the question of another sidecar."""
@@ -271,6 +280,7 @@ class Sidecar:
         self._write_furthest_step()
         with contextlib.suppress(OSError):
             self.reporter.write_for_launcher(raised, was_printed=was_printed)
+
         ends_job = raised.action in ("restart", "stop")
         # Otherwise a failure would be reported again when the leader has exited.
         self.leader.has_acted |= ends_job or raised.alarm == "failure"
@@ -282,20 +292,25 @@ class Sidecar:
         self._share_scripts()
         if self._leads() and not self.leader.has_acted:
             self.leader.report_differences()
+
         self._send_heartbeat(is_last=True)
         await asyncio.sleep(0)
         await self.reporter.drain()
+
         self._write_status(is_last=True)
         await self.reporter.drain()
         await self.network.close()
+
         if self.options.owns_folder:
             shutil.rmtree(self.options.folder, ignore_errors=True)
 
 
 def main() -> None:
+    """The options come as a line of JSON on stdin."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
+
     options = from_json(SidecarOptions, json.loads(sys.stdin.readline()))
     try:
         Path(options.folder, SIDECAR).write_text(str(os.getpid()), encoding="utf-8")
@@ -306,5 +321,6 @@ def main() -> None:
 
     asyncio.run(Sidecar(options).run())
     sys.stdout.flush()
+
     # Do not wait for a thread that may be blocked in the run folder.
     os._exit(0)

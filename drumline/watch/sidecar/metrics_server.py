@@ -60,14 +60,17 @@ class MetricsServer:
     """In the order of their arrival."""
 
     async def serve(self) -> None:
+        """Until it is cancelled. A port that the system chose is reported."""
         server = await self._listen()
         if self.port == 0:
             address, port = server.sockets[0].getsockname()[:2]
             name = f"[{address}]" if ":" in address else address
             self.report(f"metrics of {self.host}: http://{name}:{port}/metrics")
+
         await server.serve_forever()
 
     async def _listen(self) -> asyncio.Server:
+        """As soon as the port is free; one that stays taken is reported once."""
         began_s = time.monotonic()
         has_warned = False
         while True:
@@ -80,6 +83,7 @@ class MetricsServer:
                 if not has_warned and (is_late or error.errno != errno.EADDRINUSE):
                     has_warned = True
                     self._warn(error)
+
                 await asyncio.sleep(RETRY_S)
 
     def _warn(self, error: OSError) -> None:
@@ -94,6 +98,7 @@ class MetricsServer:
             oldest = next(iter(self.connections))
             del self.connections[oldest]
             oldest.transport.abort()
+
         self.connections[writer] = None
         try:
             async with asyncio.timeout(REQUEST_S):
@@ -108,9 +113,11 @@ class MetricsServer:
             writer.transport.abort()
 
     async def _response(self, request: bytes) -> bytes:
+        """To a whole request, as in `GET /metrics HTTP/1.1` and its headers."""
         line, *headers = request.split(b"\r\n")
         if not self._is_own(headers):
             return response(b"403 Forbidden", b"")
+
         match line.split(b" ")[:2]:
             case [b"GET", b"/metrics"]:
                 return response(b"200 OK", await self.metrics.text())
@@ -118,6 +125,7 @@ class MetricsServer:
                 return response(b"200 OK", b"ok\n")
             case [b"GET", _]:
                 return response(b"404 Not Found", b"")
+
         return response(b"405 Method Not Allowed", b"")
 
     def _is_own(self, headers: list[bytes]) -> bool:
@@ -125,10 +133,12 @@ class MetricsServer:
         whose own name resolves to it may not read the answer."""
         if not ipaddress.ip_address(self.address).is_loopback:
             return True
+
         fields = dict(header.lower().partition(b":")[::2] for header in headers)
         name = fields.get(b"host", b"").strip().rpartition(b":")[0]
         with suppress(ValueError):
             return bool(ipaddress.ip_address(name.strip(b"[]").decode()))
+
         return name == b"localhost"
 
 

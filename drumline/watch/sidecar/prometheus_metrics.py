@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,6 +49,8 @@ TAIL_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class MetricDeclaration:
+    """A metric, without its name."""
+
     doc: str
     labels: tuple[str, ...] = ()
 
@@ -115,8 +117,10 @@ def rank_samples(state: NodeState) -> Iterator[Sample]:
 
 
 def _progress_samples(rank: RankState, label: tuple[str, ...]) -> Iterator[Sample]:
+    """How far it is, and where its time goes."""
     yield "step", label, rank.step
     yield "rank_phase", (*label, rank.phase.name.lower()), 1
+
     for phase, seconds in zip(Phase, rank.spent_s, strict=True):
         if phase is rank.phase:
             seconds += rank.age_s
@@ -127,35 +131,44 @@ def _progress_samples(rank: RankState, label: tuple[str, ...]) -> Iterator[Sampl
 def gpu_samples() -> list[Sample]:
     """The GPUs of this host as its driver reports them (NVML), whose calls may block for ever when a
     GPU has failed. What a GPU does not report is left out, and nothing where there are none."""
-    return [
-        (f"gpu_{name}", (str(index), *labels), value)
-        for index, handle in enumerate(_open_gpus())
-        for name, labels, value in _samples_of(handle)
-    ]
+    samples: list[Sample] = []
+    for index, handle in enumerate(_open_gpus()):
+        for name, labels, value in _samples_of(handle):
+            samples.append((f"gpu_{name}", (str(index), *labels), value))
+    return samples
 
 
 @cache
 def _open_gpus() -> list[Any]:
+    """NVML's handle of each; none where there is no driver."""
     try:
         pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        numbers = range(pynvml.nvmlDeviceGetCount())
+        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in numbers]
     except pynvml.NVMLError:
         return []
 
 
 def _samples_of(gpu: Any) -> Iterator[Sample]:
-    if (rates := _ask(pynvml.nvmlDeviceGetUtilizationRates, gpu)) is not None:
+    """What one GPU reports, without its index and the beginning of the names."""
+    rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, gpu)
+    if rates is not None:
         yield "utilization_ratio", (), rates.gpu / 100
-    if (memory := _ask(pynvml.nvmlDeviceGetMemoryInfo, gpu)) is not None:
+
+    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, gpu)
+    if memory is not None:
         yield "memory_used_bytes", (), memory.used
         yield "memory_bytes", (), memory.total
+
     temperature = _ask(pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU)
     if temperature is not None:
         yield "temperature_celsius", (), temperature
+
     for kind, number in ECC_KINDS.items():
         errors = _ask(pynvml.nvmlDeviceGetTotalEccErrors, gpu, number, pynvml.NVML_VOLATILE_ECC)
         if errors is not None:
             yield "ecc_errors_total", (kind,), errors
+
     reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
     if reasons is not None:
         for reason, bits in THROTTLED_BY.items():
@@ -178,46 +191,59 @@ class RunFigures:
         self._checkpoints = folder.checkpoints
         self._events = Tail(folder.event_file(0), last_bytes=TAIL_BYTES)
         self._diagnoses = Tail(folder.events / "watch.jsonl", last_bytes=TAIL_BYTES)
-        self._train: dict[str, object] = {}
+        self._train: Mapping[str, Any] = {}
+        """The newest log line."""
         self._mirrored: object = None
         """The step of the newest checkpoint in the mirror, -1: none; None: no mirror."""
         self._faults = {(str(alarm), str(cause)): 0 for alarm in Alarm for cause in Cause}
         self._num_stragglers = 0
 
     def read(self) -> list[Sample]:
+        """With the events since the last call."""
         for event in (*self._events.new(), *self._diagnoses.new()):
-            kind = str(event.get("kind"))
-            fault = (kind, str(event.get("cause")))
-            if fault in self._faults:
-                self._faults[fault] += 1
-            match kind:
-                case "train":
-                    self._train = event
-                case "mirrored":
-                    self._mirrored = event.get("newest")
-                case "straggler":
-                    self._num_stragglers += 1
+            self._note(event)
         return [*self._event_samples(), *self._checkpoint_samples()]
 
+    def _note(self, event: Mapping[str, Any]) -> None:
+        """One event of the run or of its watchdog."""
+        kind = str(event.get("kind"))
+        fault = (kind, str(event.get("cause")))
+        if fault in self._faults:
+            self._faults[fault] += 1
+
+        match kind:
+            case "train":
+                self._train = event
+            case "mirrored":
+                self._mirrored = event.get("newest")
+            case "straggler":
+                self._num_stragglers += 1
+
     def _event_samples(self) -> Iterator[Sample]:
+        """The figures of the newest log line, and counts."""
         for field, (name, _) in OF_TRAIN_EVENTS.items():
             value = self._train.get(field)
             if isinstance(value, int | float | str):
                 with suppress(ValueError):
                     yield name, (), float(value)  # a NaN is text in JSON
+
         for fault, count in self._faults.items():
             yield "faults_total", fault, count
         yield "stragglers_total", (), self._num_stragglers
 
     def _checkpoint_samples(self) -> Iterator[Sample]:
+        """The checkpoints, and how far the mirror is behind."""
         steps = catalog.list_steps(self._checkpoints)
         yield "checkpoints", (), len(steps)
+
         if isinstance(self._mirrored, int):
             yield "mirror_backlog", (), sum(step > self._mirrored for step in steps)
-        if steps:
-            newest = self._checkpoints / catalog.folder_name(steps[-1]) / manifest.FILE_NAME
-            yield "checkpoint_step", (), steps[-1]
-            yield "checkpoint_age_seconds", (), time.time() - newest.stat().st_mtime
+        if not steps:
+            return
+
+        newest = self._checkpoints / catalog.folder_name(steps[-1]) / manifest.FILE_NAME
+        yield "checkpoint_step", (), steps[-1]
+        yield "checkpoint_age_seconds", (), time.time() - newest.stat().st_mtime
 
 
 class LateSamples:
@@ -230,14 +256,17 @@ class LateSamples:
         self._newest: list[Sample] = []
 
     async def newest(self) -> list[Sample]:
+        """What is read now, if that is not late."""
         # Of two scrapes at once the second waits for what the first reads.
         reading = self._reading or in_background(self._read, name=self._name)
         self._reading = reading
         await asyncio.wait([asyncio.wrap_future(reading)], timeout=LATE_S)
+
         if reading.done() and reading is self._reading:
             self._reading = None
-            if reading.exception() is None:
+            with suppress(Exception):  # then the ones before are shown
                 self._newest = reading.result()
+
         return self._newest
 
 
@@ -249,6 +278,7 @@ class NodeMetrics:
         self._late = [LateSamples(gpu_samples, "gpus")]
         if options.run is not None and 0 in options.ranks:
             self._late.append(LateSamples(RunFigures(Path(options.run)).read, "run-figures"))
+
         self._num_restarts = start_number(Path(options.folder))
         self._everywhere = (one_line(Path(options.run or "").name), one_line(options.host))
         self._samples: list[Sample] = []
@@ -259,9 +289,11 @@ class NodeMetrics:
         """At most five times a second a new one."""
         if time.monotonic() - self._rendered_s < KEPT_S:
             return self._text
+
         late = await asyncio.gather(*(late.newest() for late in self._late))
         restarts: Sample = ("restarts_total", (), self._num_restarts)
         now = [restarts, *rank_samples(self._ranks.state)]
+
         self._samples = [*now, *chain.from_iterable(late)]
         self._text = generate_latest(self)
         self._rendered_s = time.monotonic()
@@ -271,9 +303,12 @@ class NodeMetrics:
         """As prometheus_client calls it."""
         for name, declaration in METRICS.items():
             make = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            family = make(PREFIX + name, declaration.doc, labels=[*EVERYWHERE, *declaration.labels])
+            all_labels = [*EVERYWHERE, *declaration.labels]
+            family = make(PREFIX + name, declaration.doc, labels=all_labels)
+
             for sample, labels, value in self._samples:
                 if sample == name:
                     family.add_metric([*self._everywhere, *labels], value)
+
             if family.samples:
                 yield family

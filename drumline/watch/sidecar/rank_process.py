@@ -107,6 +107,7 @@ class RankProcess:
             self.is_starved = False
             if stat and (stat.exit_status or stat.num_threads <= 1):
                 self.exit = os.waitstatus_to_exitcode(stat.exit_status)
+
             return
 
         if not self._readings or now_s - self._readings[-1][0] >= MIN_INTERVAL_S:
@@ -127,16 +128,20 @@ class RankProcess:
             *(self._readings if is_still else self._readings[-1:]),
             (now_s, stat.cpu_ticks, moved),
         ]
+
         while len(self._readings) > 2 and now_s - self._readings[1][0] >= MEASURED_S:
             del self._readings[0]
+
         begin_s, ticks, _ = self._readings[0]
         measured_s = now_s - begin_s
         if not measured_s or (is_still and measured_s < MIN_MEASURED_S):
             return
+
         self.cpu = (stat.cpu_ticks - ticks) / (measured_s * TICKS_PER_S)
         self.has_io = (
             len({num_bytes for *_, num_bytes in self._readings if num_bytes is not None}) > 1
         )
+
         if is_still:
             self.descendants.count(now_s)
             self.cpu += sum(self.descendants.cores.values())
@@ -176,9 +181,11 @@ class Descendants:
         """Measure their use of CPU and files, at most once a second."""
         if now_s - self._counted_s < COUNT_EVERY_S:
             return
+
         if now_s - self._searched_s >= SEARCH_EVERY_S:
             self._searched_s = now_s
             self._pids = []
+
             new = [self._pid]
             # Not the sidecar, which the first rank has started.
             while new := [
@@ -189,11 +196,13 @@ class Descendants:
         stats = {pid: stat for pid in self._pids if (stat := read_stat(pid))}
         moved = {pid: io_bytes(pid) for pid in stats}
         elapsed_ticks = (now_s - self._counted_s) * TICKS_PER_S
+
         self.cores = {
             pid: (stat.cpu_ticks - self._stats[pid].cpu_ticks) / elapsed_ticks
             for pid, stat in stats.items()
             if pid in self._stats
         }
+
         self.has_io = any(moved[pid] != self._io_bytes.get(pid) for pid in self.cores)
         self._stats = stats
         self._io_bytes = moved
@@ -228,6 +237,7 @@ class Scheduling:
 
         if elapsed_s < COUNT_EVERY_S:
             return
+
         after = thread_times(self._pid)
         common = self._before.keys() & after.keys()
         if (
@@ -258,6 +268,7 @@ def main_thread_waited(pid: int, before: Mapping[int, ThreadTimes], elapsed_s: f
     after = thread_times(pid)
     if pid not in before or pid not in after:
         return False
+
     waited_s = (after[pid].wait_ns - before[pid].wait_ns) / 1e9
     if state_of(pid) == "R":  # the kernel counts a wait when it has ended
         waited_s = max(waited_s, elapsed_s - (after[pid].run_ns - before[pid].run_ns) / 1e9)
@@ -297,6 +308,7 @@ async def ask_report(
     number = ((read_report(folder, rank).number or 0) + 1) % 256
     if not _write_question(folder / f"rank-{rank:05d}.ask", number):
         return None, SelfReport()
+
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         await asyncio.sleep(REPORT_EVERY_S)
@@ -362,6 +374,7 @@ def _thread_to_ask(pid: int, signal: int) -> int | None:
     stat = read_stat(pid)
     if stat is None or stat.state in STOPPED or not has_signal(status, "SigCgt", signal):
         return None
+
     thread = pid
     if stat.state != "R":
         for number in threads(pid):
@@ -399,6 +412,7 @@ def in_fork_s(pid: int) -> float:
     handler, and has not registered its own. 0: it has left, or runs."""
     status = read_status(pid)
     stat = read_stat(pid)
+
     is_in = has_signal(status, "SigCgt", STACK_SIGNAL) and not has_signal(
         status,
         "SigCgt",
@@ -434,6 +448,7 @@ def main_thread_stack(text: str, cwd: str) -> tuple[str, ...]:
     # a late answer of another process came in between
     if len(_ANSWER.findall(text)) > 1:
         return ()
+
     frames: list[str] = []
     for line in text.splitlines():
         if "hread 0x" in line:

@@ -8,7 +8,7 @@ import math
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from drumline.base.errors import log
@@ -75,6 +75,7 @@ class SidecarNetwork:
         self._started_at = time.monotonic()
         if self._acceptor is not None:
             self._acceptor.open()
+
         for peer in self.peers.values():
             if peer.node < self.me:
                 self._run(self._keep_connected(peer))
@@ -87,8 +88,10 @@ class SidecarNetwork:
         self._is_closed = True
         if self._acceptor is not None:
             await self._acceptor.close()
+
         for task in self._tasks:
             task.cancel()
+
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for _ in range(CLOSING_TURNS):
             for connection in list(self._all_connections):
@@ -111,12 +114,20 @@ class SidecarNetwork:
         try:
             return connection is not None and connection.send(message, max_unsent=max_unsent)
         except FrameError as error:
-            # Once for each kind: a script's report is sent again with each comparison.
-            kinds = (message.get("kind"), error.kind)
-            if kinds not in self._unsendable:
-                self._unsendable.add(kinds)
-                log.warning(f"a message to node {node} was not sent: {error.what}")
+            self._warn_unsendable(node, message, error)
             return True
+
+    def _warn_unsendable(self, node: int, message: Mapping[str, Any], error: FrameError) -> None:
+        """Once for each kind: a script's report is sent again with each comparison."""
+        kinds = (message.get("kind"), error.kind)
+        if kinds in self._unsendable:
+            return
+
+        self._unsendable.add(kinds)
+        what = "a message"
+        if "rank" in message:
+            what = f"a report of rank {message['rank']}"
+        log.warning(f"{what} to node {node} was not sent: {error.what}")
 
     def send_to_all(self, message: dict[str, Any]) -> None:
         """To every node that this one is connected with."""
@@ -159,8 +170,10 @@ class SidecarNetwork:
         node = connection.node
         if node is None or self._connections.get(node) is not connection:
             return
+
         self._heard_at[node] = time.monotonic()
         self._results.pop(node, None)
+
         try:
             self._on_message(node, message)
         except Exception:
@@ -171,6 +184,7 @@ class SidecarNetwork:
         self._pending.remove(connection)
         self._all_connections.discard(connection)
         node = connection.node
+
         why = connection.why
         if connection.is_refused:
             # once per reason: a client must not be able to fill the log
@@ -211,6 +225,7 @@ class SidecarNetwork:
             dial(self._secret, PURPOSE, self.me, peer.node),
             is_ours=True,
         )
+
         call = await _connect(peer)
         await asyncio.get_running_loop().create_connection(lambda: connection, sock=call)
         await connection.ended.wait()
@@ -270,6 +285,7 @@ async def _connect(peer: Peer) -> socket.socket:
     """A connected socket; OSError or TimeoutError if that fails."""
     call = socket.socket(socket.AF_INET6 if ":" in peer.address else socket.AF_INET)
     call.setblocking(False)
+
     try:
         async with asyncio.timeout(DIAL_S):
             await asyncio.get_running_loop().sock_connect(call, (peer.address, peer.port))

@@ -68,6 +68,7 @@ class SidecarReporter:
         def write(run: Path) -> None:
             if run.exists():
                 check_own_folder(run, follow_links=True)
+
             folder = run / "diagnoses"
             write_diagnosis(folder, raised, cluster, launch=launch_of(run), unix_s=unix_s)
             event = {
@@ -80,6 +81,7 @@ class SidecarReporter:
                 "action": raised.action,
                 "message": raised.sentence,
             }
+
             self._append_event(run, event)
 
         self._queue(write)

@@ -100,6 +100,7 @@ class OutOfMemoryCheck:
         of its control group`. Empty: there is no such evidence."""
         kills = [match for line in kernel_lines(self._since) if (match := _OOM_KILL.match(line))]
         knows_pids = NAMESPACE.exists() and NAMESPACE.stat().st_ino == FIRST_NAMESPACE
+
         own_kills = [match for match in kills if knows_pids and int(match["pid"]) == self._pid]
         if not own_kills:
             if (knows_pids and kills) or num_kills(self._folder) <= self._num_kills:
@@ -109,6 +110,7 @@ class OutOfMemoryCheck:
         limit = tightest_limit(self._folder, self._top) or self._limit
         if limit and (not own_kills or own_kills[-1]["constraint"] == "CONSTRAINT_MEMCG"):
             return f"the limit of {memory_size(limit)} of its control group"
+
         host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
         return f"the memory of the whole host, {memory_size(host_bytes)}"
@@ -156,6 +158,7 @@ def link_problem(address: str) -> str:
     # Whether the kernel allows to listen there: secondary addresses of an interface count as well.
     if not is_own(address):
         return f"no interface has the address {address} any more"
+
     for interface in interfaces():
         if address in (interface.address, *interface.ipv6) and not interface.is_up:
             is_down = not is_enabled(interface.name)

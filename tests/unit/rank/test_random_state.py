@@ -85,7 +85,7 @@ def test_it_survives_a_gather() -> None:
 )
 def test_what_is_no_random_state(state: torch.Tensor) -> None:
     with pytest.raises(
-        CheckpointError, match="the saved random state is corrupt: it is no random state of"
+        CheckpointError, match="the saved random state is corrupt: it is no random state"
     ):
         restore_rng(state, CPU)
 
@@ -93,5 +93,14 @@ def test_what_is_no_random_state(state: torch.Tensor) -> None:
 def test_a_later_version() -> None:
     state = capture_rng(CPU)
     state[8] = 9
-    with pytest.raises(CheckpointError, match="it is no random state of this version"):
+    what = r"it is a random state of another version of Drumline \(format 9, expected 1\)"
+    with pytest.raises(CheckpointError, match=what):
+        restore_rng(state, CPU)
+
+
+def test_the_state_of_another_torch() -> None:
+    state = capture_rng(CPU)
+    state[12] += 1  # the length of torch's part
+    what = r"it is no random state of this version of torch \(12288 bytes\)"
+    with pytest.raises(CheckpointError, match=what):
         restore_rng(state, CPU)

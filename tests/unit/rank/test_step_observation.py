@@ -84,6 +84,23 @@ def test_modes_and_warnings_are_as_before_after_the_profiled_steps(
     assert warnings.showwarning == show
 
 
+def test_what_a_script_changes_of_its_warnings_meanwhile_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr("torch.cuda.set_sync_debug_mode", lambda mode: None)
+    with warnings.catch_warnings():
+        lines = SyncLines()
+        lines.start()
+        warnings.filterwarnings("ignore", message="a script's own filter")
+        own_filter = warnings.filters[0]
+        warnings.showwarning = show = lambda *_: None  # type: ignore[assignment]
+        lines.stop()
+        assert warnings.filters[0] == own_filter
+        assert SYNCHRONIZES not in str(warnings.filters)
+        assert warnings.showwarning is show
+
+
 def test_lines_that_wait_for_the_device_are_those_of_the_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -67,7 +67,8 @@ def test_a_report_that_is_too_long_is_a_warning_once(
     with caplog.at_level(logging.WARNING, "drumline"):
         asyncio.run(run())
     (warning,) = caplog.records
-    assert warning.getMessage().startswith("a message to node 1 was not sent: a frame of 1,048,6")
+    text = "a report of rank 1 to node 1 was not sent: a frame of 1,048,6"
+    assert warning.getMessage().startswith(text)
 
 
 def test_reports_leave_room_for_heartbeats(tmp_path: Path) -> None:
