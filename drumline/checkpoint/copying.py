@@ -50,17 +50,22 @@ def device_room(device: torch.device) -> int:
     peak = held.get("allocated_bytes.all.peak", 0)
     reserved = held.get("reserved_bytes.all.current", 0)
     needed_at_peak = peak - reserved
+
     return int(free - needed_at_peak - _DEVICE_MARGIN)
 
 
 def host_room() -> int:
     """Bytes that a copy may take in the host's memory."""
-    left = _numbers(Path("/proc/meminfo").read_text(encoding="utf-8"))["MemAvailable"] << 10
+    memory_kb = _numbers(Path("/proc/meminfo").read_text(encoding="utf-8"))
+    left = memory_kb["MemAvailable"] << 10
+
     with suppress(LookupError, ValueError):  # there is no limit, or it is `max`
         names = ("memory.max", "memory.current", "memory.stat")
         limit, used, kinds = (cgroup_values(name)[-1] for name in names)
+
         # The group's file cache can be reclaimed.
         left = min(left, int(limit) - int(used) + _numbers(kinds)["inactive_file"])
+
     return left - _HOST_MARGIN
 
 
@@ -83,9 +88,9 @@ class Copy:
         GPU."""
         if self.events is None:
             return 0.0
+
         began, ready = self.events
         ready.synchronize()
-
         return float(began.elapsed_time(ready)) / 1000
 
     def stream(self, tensors: Tensors) -> Iterator[bytes | memoryview]:
@@ -96,6 +101,8 @@ class Copy:
 
 
 class Copier:
+    """Copies where there is room; it keeps its buffers from one save to the next."""
+
     def __init__(
         self,
         device: torch.device,
@@ -117,6 +124,7 @@ class Copier:
         }
         [copied] = _beside({"rehearsal": small}, self._device).values()
         torch.cuda.current_stream(self._device).synchronize()
+
         for _ in self._staging.drain(copied.values()):
             pass
 
@@ -126,6 +134,7 @@ class Copier:
         read."""
         if self._device.type != "cuda":
             return Copy(*self._on_host(live))
+
         began, ready = (make_event(is_timed=True) for _ in range(2))
         stream = torch.cuda.current_stream(self._device)
         began.record(stream)
@@ -144,7 +153,9 @@ class Copier:
         """A copy in pageable memory, or none if there is no room."""
         if self._host_room() < _num_bytes(live):
             return _each(live, lambda tensor: tensor), "none"
-        return _each(live, lambda tensor: tensor.detach().to("cpu", copy=True)), "host"
+
+        copies = _each(live, lambda tensor: tensor.detach().to("cpu", copy=True))
+        return copies, "host"
 
     def _from_gpu(self, live: Files) -> tuple[PartFiles, Kind]:
         """A copy on the GPU, in pinned memory, or on the host: the first that has room."""
@@ -154,23 +165,22 @@ class Copier:
             except torch.OutOfMemoryError:
                 pass  # free memory may be fragmented, or in the pool of a graph
 
-        if (buffer := self._pinned_memory(live)) is not None:
+        buffer = self._pinned_memory(live)
+        if buffer is not None:
             return _into(buffer, live), "pinned"
         return self._on_host(live)
 
     def _pinned_memory(self, live: Files) -> Tensor | None:
         """The buffer of earlier saves, or a larger one; None: there is no room."""
         size = _room_for(tensor for group in live.values() for tensor in group.values())
-        if self._pinned is None or self._pinned.numel() < size:
-            self._pinned = None  # before the larger one is allocated
-            rounded = 1 << size.bit_length()  # as torch does for pinned memory
-            if self._host_room() < rounded:
-                return None
-            try:
-                self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-            except RuntimeError:  # the system limits pinned memory
-                return None
+        if self._pinned is not None and self._pinned.numel() >= size:
+            return self._pinned
 
+        self._pinned = None  # before the larger one is allocated
+        rounded = 1 << size.bit_length()  # as torch does for pinned memory
+        if self._host_room() >= rounded:
+            with suppress(RuntimeError):  # the system limits pinned memory
+                self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         return self._pinned
 
 
@@ -183,20 +193,26 @@ def _beside(live: Files, device: torch.device) -> PartFiles:
         here = {name: source for name, source in sources.items() if source.device == device}
         memory = torch.empty(_room_for(here.values()), dtype=torch.uint8, device=device)
         targets = dict(zip(here, _carve(memory, here.values()), strict=True))
-        by_type = defaultdict(list)
-        for name, source in here.items():
-            bits = _as_bits(source)
-            by_type[bits.dtype].append((_as_bits(targets[name]), bits))
+        _copy_all(here, targets)
 
-        for pairs in by_type.values():
-            copy_to, copy_from = zip(*pairs, strict=True)
-            copy_to_each(list(copy_to), list(copy_from))
         # An optimizer counts its steps on the CPU.
         copied[file] = {
             name: targets[name] if name in here else sources[name].clone() for name in group
         }
 
     return copied
+
+
+def _copy_all(sources: Tensors, targets: Tensors) -> None:
+    """One call for all tensors of a type."""
+    by_type = defaultdict(list)
+    for name, source in sources.items():
+        bits = _as_bits(source)
+        by_type[bits.dtype].append((_as_bits(targets[name]), bits))
+
+    for pairs in by_type.values():
+        copy_to, copy_from = zip(*pairs, strict=True)
+        copy_to_each(list(copy_to), list(copy_from))
 
 
 def _into(buffer: Tensor, live: Files) -> PartFiles:
@@ -217,6 +233,7 @@ def _carve(memory: Tensor, sources: Iterable[Tensor]) -> Iterator[Tensor]:
     for source in sources:
         if source.dtype not in by_type:
             by_type[source.dtype] = memory.view(source.dtype)
+
         typed = by_type[source.dtype]
         dense = source if source.is_contiguous() else torch.empty_like(source, device="meta")
         yield typed.as_strided(source.shape, dense.stride(), start // source.element_size())
@@ -243,9 +260,9 @@ def _each(files: Files, function: Callable[[Tensor], Tensor]) -> PartFiles:
 
 def _as_bits(tensor: Tensor) -> Tensor:
     """The same memory as integers."""
-    return (
-        tensor if tensor.dtype is torch.float32 else tensor.view(_INTEGERS[tensor.element_size()])
-    )
+    if tensor.dtype is torch.float32:
+        return tensor
+    return tensor.view(_INTEGERS[tensor.element_size()])
 
 
 def _num_bytes(files: Files) -> int:
@@ -253,4 +270,5 @@ def _num_bytes(files: Files) -> int:
 
 
 def _aligned(size: int) -> int:
+    """The next multiple of the alignment."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT

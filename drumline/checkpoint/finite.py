@@ -21,14 +21,12 @@ def largest(tensors: Iterable[Tensor]) -> Tensor:
         if tensor.numel():
             by_type[tensor.dtype, tensor.device].append(tensor)
 
-    largest_by_type = [
-        torch.stack(norm_of_each(group, math.inf)).max() for group in by_type.values()
-    ]
-    if not largest_by_type:
+    values = [torch.stack(norm_of_each(group, math.inf)).max() for group in by_type.values()]
+    if not values:
         return torch.zeros(())
-    device = largest_by_type[0].device
 
-    return torch.stack([value.to(device).double() for value in largest_by_type]).max()
+    device = values[0].device
+    return torch.stack([value.to(device).double() for value in values]).max()
 
 
 @torch.no_grad()
@@ -49,4 +47,5 @@ def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
     for name, tensor in numbers.items():
         if not bool(torch.isfinite(tensor).all()):
             return name
+
     return None

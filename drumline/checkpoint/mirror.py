@@ -70,22 +70,34 @@ class Mirror:
         self._report_newest = mirrored
         mirrored(-1)
         self._alive = alive
+
         self._complete: dict[int, Manifest] = {}
         """In the store, by step."""
+
         self._newest_safe = -1
+        """The newest step that is complete here and there."""
+
         self._id = ""
+        """Of the run, once the mirror is claimed for it."""
+
         self._sent: dict[str, tuple[int, int]] = {}
+        """By small file: its size and time when it was uploaded."""
+
         self._num_pieces: dict[str, int] = {}
+        """By file that only grows: how many whole pieces are uploaded."""
+
         self._doing = ""
         self._failure = ""
         self._can_recover = True
         self._has_begun = False
         self._has_given_up = False
         self._is_closed = False
+
         self._pruning = threading.Lock()
         self._changing = threading.Lock()
         self._wake = threading.Event()
         self._is_current = threading.Event()
+
         # A daemon: an endpoint that does not answer must not keep a run that has ended from
         # exiting.
         self._thread = threading.Thread(target=self._work, name="drumline-mirror", daemon=True)
@@ -111,13 +123,16 @@ class Mirror:
         store refuses, report what is not mirrored."""
         if self._has_given_up:
             return
+
         self.start()  # for the newest events
         reported_at = time.monotonic()
         deadline = reported_at + limit_s
+
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             if self._is_current.wait(min(POLL_S, PROGRESS_S, left_s)):
                 return
+
             self._alive()
             state = self._failure or self._doing or "listing it"
             if time.monotonic() >= deadline or not self._can_recover:
@@ -151,6 +166,7 @@ class Mirror:
             self._wake.clear()
             if self._is_closed:
                 return
+
             try:
                 self._synchronize()
             except _ClosedError:
@@ -162,9 +178,11 @@ class Mirror:
 
             if self._failure:
                 self._report(f"the mirror {self._store} works again")
+
             self._failure = ""
             self._can_recover = True
             pause_s = 0.0
+
             with self._changing:
                 if not self._wake.is_set():
                     self._is_current.set()
@@ -197,6 +215,7 @@ class Mirror:
         # each time: someone else may have deleted some
         mirrored = self._run.checkpoints()
         self._complete = mirrored.complete
+
         if not self._id:
             is_empty = not (mirrored.complete or mirrored.corrupt)
             self._id = self._run.claim(self._folder, is_empty=is_empty, uploads=True)
@@ -209,15 +228,18 @@ class Mirror:
 
         local = complete_checkpoints(self._root)
         while missing := self._missing(local):
-            self._upload(max(missing), local[max(missing)])
+            newest = max(missing)
+            self._upload(newest, local[newest])
             local = complete_checkpoints(self._root)
 
         self._check()
         self._newest_safe = max(local.keys() & self._complete.keys(), default=-1)
         if not self._has_given_up:
             self._report_newest(self._newest_safe)
+
         self._put_files()
         self._remove_remote(newest=self._newest_safe)
+
         if local:
             try:
                 self._prune_local()
@@ -237,42 +259,24 @@ class Mirror:
 
     def _missing(self, local: Mapping[int, Manifest]) -> set[int]:
         """The steps that are kept here, and are not in the store, or with other content."""
-        stored = self._complete
         if not local:
             return set()
-        kept_steps = to_keep(local, self._retention) | {max(local)}
 
-        return {
-            step
-            for step in kept_steps
-            if step not in stored or stored[step].files != local[step].files
-        }
+        missing = set()
+        for step in to_keep(local, self._retention) | {max(local)}:
+            stored = self._complete.get(step)
+            if stored is None or stored.files != local[step].files:
+                missing.add(step)
+        return missing
 
     def _upload(self, step: int, local: Manifest) -> None:
         """Upload a checkpoint, its manifest last."""
         path = self._root / catalog.folder_name(step)
         began = time.monotonic()
-        done = 0
         total = file_size(sum(record.size for record in local.files.values()))
+
         try:
-            # it was saved again: from here on it is incomplete
-            if step in self._complete:
-                self._store.delete([object_name(step, manifest.FILE_NAME)])
-                del self._complete[step]
-
-            for name, record in local.files.items():
-                self._doing = f"step {step}, {file_size(done)} of {total}"
-                self._check_open()
-                self._store.put(object_name(step, name), path / name)
-                self._store.check(object_name(step, name), size=record.size, checksum=record.blake3)
-                done += record.size
-
-            self._put_files()
-            self._check()
-            content = manifest.render(local)
-            name = object_name(step, manifest.FILE_NAME)
-            self._store.put(name, content)
-            self._store.check(name, size=len(content), checksum=blake3(content).hexdigest())
+            self._put_checkpoint(step, local, path, total)
         except (OSError, StoreError):
             if path.is_dir():
                 raise
@@ -281,20 +285,46 @@ class Mirror:
             self._doing = ""
 
         self._complete[step] = local
-        self._report(
-            f"mirrored step {step} to {self._store} ({total} in {duration(time.monotonic() - began)})"
-        )
+        seconds = duration(time.monotonic() - began)
+        self._report(f"mirrored step {step} to {self._store} ({total} in {seconds})")
+
+    def _put_checkpoint(self, step: int, local: Manifest, path: Path, total: str) -> None:
+        """The files of a checkpoint, then those of the run, then the manifest."""
+        # it was saved again: from here on it is incomplete
+        if step in self._complete:
+            self._store.delete([object_name(step, manifest.FILE_NAME)])
+            del self._complete[step]
+
+        done = 0
+        for file, record in local.files.items():
+            self._doing = f"step {step}, {file_size(done)} of {total}"
+            self._check_open()
+
+            name = object_name(step, file)
+            self._store.put(name, path / file)
+            self._store.check(name, size=record.size, checksum=record.blake3)
+            done += record.size
+
+        self._put_files()
+        self._check()
+
+        content = manifest.render(local)
+        name = object_name(step, manifest.FILE_NAME)
+        self._store.put(name, content)
+        self._store.check(name, size=len(content), checksum=blake3(content).hexdigest())
 
     def _put_files(self) -> None:
         """Upload the small files of the run that have changed: the events before the ledger, and of
         that only what it had before them, so that the ledger in the store is never ahead of the
         events."""
         self._check()
-        for path, status in reversed([(path, path.lstat()) for path in self._files()]):
+        files = [(path, path.lstat()) for path in self._files()]
+        for path, status in reversed(files):
             name = path.relative_to(self._folder).as_posix()
             state = (status.st_size, status.st_mtime_ns)
             if self._sent.get(name) == state:
                 continue
+
             if path.suffix == ".jsonl":
                 self._put_lines(path, name, status.st_size)
             else:
@@ -308,12 +338,15 @@ class Mirror:
         with open_regular(path) as file:
             while True:
                 number = self._num_pieces.get(name, 0)
-                file.seek(number * PIECE_BYTES)
-                content = file.read(min(PIECE_BYTES, max(0, size - number * PIECE_BYTES)))
+                start = number * PIECE_BYTES
+                file.seek(start)
+                content = file.read(min(PIECE_BYTES, max(0, size - start)))
+
                 if len(content) < PIECE_BYTES:
                     whole_lines = content[: content.rfind(b"\n") + 1]
                     self._store.put(piece_name(name, number), whole_lines)
                     return
+
                 self._store.put(piece_name(name, number), content)
                 self._num_pieces[name] = number + 1
 
@@ -335,13 +368,12 @@ class Mirror:
             del complete[step]
 
         # Objects with another kind of name belong to someone else.
-        names = {name for name in self._store.sizes(CHECKPOINTS) if is_own_name(name)}
-        expected = {
-            object_name(step, name)
-            for step in complete
-            for name in (*complete[step].files, manifest.FILE_NAME)
-        }
-        unexpected = names - expected
+        unexpected = {name for name in self._store.sizes(CHECKPOINTS) if is_own_name(name)}
+        for step, checkpoint in complete.items():
+            files = (*checkpoint.files, manifest.FILE_NAME)
+            unexpected -= {object_name(step, name) for name in files}
+
+        # One whose manifest cannot be read is left.
         manifests = {name for name in unexpected if name.endswith(f"/{manifest.FILE_NAME}")}
         corrupt = {name.rpartition("/")[0] for name in manifests}
         self._store.delete(name for name in unexpected if name.rpartition("/")[0] not in corrupt)
@@ -349,9 +381,10 @@ class Mirror:
     def _prune_local(self, newest: Path | None = None) -> None:
         """Remove local checkpoints that are not kept and are safe in the store."""
         with self._pruning:  # the other thread may have removed what was the newest
-            newest = newest or self._root / catalog.folder_name(
-                max(complete_checkpoints(self._root))
-            )
+            if newest is None:
+                newest_step = max(complete_checkpoints(self._root))
+                newest = self._root / catalog.folder_name(newest_step)
+
             prune(
                 self._root,
                 self._retention,
@@ -366,11 +399,13 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
     Returns a note, empty where nothing was restored, and why newer checkpoints were skipped."""
     records: list[Path] = []
     local = list(complete_checkpoints(folder / CHECKPOINTS))
-    began = time.monotonic()
     explanation = ""
+    began = time.monotonic()
+
     try:
         mirrored = run.checkpoints()
         is_empty = not (mirrored.complete or mirrored.corrupt)
+
         if local and mirrored.complete:
             aside = run.set_aside(folder, newest=max(local), mirrored=max(mirrored.complete))
             if aside is not None:
@@ -388,15 +423,16 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
     except DrumlineError as error:
         for path in records:
             path.unlink(missing_ok=True)
+
         if not isinstance(error, StoreError):
             raise
         if local:  # the thread that uploads warns of it
             return "", []
+
         error.what = (
             f"the mirror may have a checkpoint to resume from, but cannot be read: {error.what}"
         )
         raise
 
     seconds = duration(time.monotonic() - began)
-
     return f"restored step {step} from {run.store} in {seconds}{explanation}", skipped

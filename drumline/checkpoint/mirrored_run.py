@@ -42,9 +42,11 @@ from drumline.storage.object_store import ObjectStore, open_store
 CHECKPOINTS = "checkpoints"
 MARKER = "mirror.json"
 """In the run folder and in its mirror: the ids of its owners."""
+
 RUN_FILES = ("config.toml", "environment.json", "ledger.jsonl", "settings-history.jsonl")
 RUN_FOLDERS = {"events": ".jsonl", "diagnoses": ".json"}
 """Folders of a run whose files with this ending are mirrored."""
+
 _Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 _OBJECT = re.compile(f"{CHECKPOINTS}/{catalog.STEP_NAME.pattern}/({manifest.NAME.pattern})")
 
@@ -56,6 +58,7 @@ class Marker:
     url: str
     id: _Id
     """Of the run in this folder; a folder gets its name from it."""
+
     after: _Id | None = None
     """The id of the run folder that uploaded before it: the run was restored from there."""
 
@@ -90,19 +93,18 @@ class MirroredRun:
 
         checkpoints = MirroredCheckpoints({}, {})
         for step, files in sorted(names.items()):
-            if manifest.FILE_NAME in files:
-                try:
-                    checkpoint = self._read_manifest(step)
-                except ValueError as error:
-                    checkpoints.corrupt[step] = f"{manifest.FILE_NAME}: {error}"
-                    continue
-                except StoreError as error:
-                    if not error.is_bad_copy:
-                        raise
-                    if not error.is_missing:  # or a running job has removed it since
-                        checkpoints.corrupt[step] = error.what
-                    continue
-                checkpoints.complete[step] = checkpoint
+            if manifest.FILE_NAME not in files:
+                continue
+
+            try:
+                checkpoints.complete[step] = self._read_manifest(step)
+            except ValueError as error:
+                checkpoints.corrupt[step] = f"{manifest.FILE_NAME}: {error}"
+            except StoreError as error:
+                if not error.is_bad_copy:
+                    raise
+                if not error.is_missing:  # or a running job has removed it since
+                    checkpoints.corrupt[step] = error.what
 
         return checkpoints
 
@@ -121,10 +123,11 @@ class MirroredRun:
             f"step {step} of {self.store} was skipped: {reason}"
             for step, reason in sorted(mirrored.corrupt.items(), reverse=True)
         ]
-        newest_first = sorted(
-            mirrored.complete, key=lambda step: (mirrored.complete[step].non_finite is None, step)
-        )
-        for step in reversed(newest_first):
+
+        def preference(step: int) -> tuple[bool, int]:
+            return mirrored.complete[step].non_finite is None, step
+
+        for step in sorted(mirrored.complete, key=preference, reverse=True):
             try:
                 self.fetch_checkpoint(step, mirrored.complete[step], root)
                 return step, skipped
@@ -158,6 +161,7 @@ class MirroredRun:
             cause = error.__cause__ if isinstance(error, StoreError) else error
             if not isinstance(cause, OSError):
                 raise
+
             needed = sum(record.size for record in checkpoint.files.values())
             reason, next_step = catalog.explain_os_error(cause, folder=root, needed=needed)
             what = f"step {step} of {self.store} could not be restored to {root}: {reason}"
@@ -192,6 +196,7 @@ class MirroredRun:
             name = manifest.FILE_NAME
             path = root / catalog.folder_name(step)
             path.mkdir(parents=True)
+
             if step in mirrored.complete:
                 (path / name).write_bytes(manifest.render(mirrored.complete[step]))
                 name = f"progress{catalog.DOCUMENT}"
@@ -212,15 +217,15 @@ class MirroredRun:
         for name in names:
             if not _is_run_file(name) or (folder / name).exists():
                 continue
+
             make_own_folder((folder / name).parent)
-            pieces = takewhile(
-                names.__contains__, (piece_name(name, number) for number in count(1))
-            )
+            possible = (piece_name(name, number) for number in count(1))
+            pieces = list(takewhile(names.__contains__, possible))
             grows = name.endswith(".jsonl")
             self.store.fetch(
                 name,
                 folder / name,
-                pieces=list(pieces),
+                pieces=pieces,
                 most=None if grows else DOCUMENT_BYTES,
             )
             yield folder / name
@@ -234,6 +239,7 @@ class MirroredRun:
         marker = self._read_marker(folder)
         owners = self._read_owners()
         owner = owners[-1] if owners else None
+
         if is_empty:
             marker = marker or self.write_marker(folder)
         elif marker is None or owner not in (None, marker.id, marker.after):
@@ -295,7 +301,8 @@ class MirroredRun:
     def write_marker(self, folder: Path, *, continues: bool = False) -> Marker:
         """A new id for the run in this folder. `continues`: it is restored from the mirror."""
         owners = self._read_owners() if continues else []
-        marker = Marker(self.store.url, secrets.token_hex(8), after=owners[-1] if owners else None)
+        after = owners[-1] if owners else None
+        marker = Marker(self.store.url, secrets.token_hex(8), after=after)
         with _writing(folder / MARKER):
             make_own_folder(folder, follow_links=True)
             replace_text(folder / MARKER, json.dumps(asdict(marker)) + "\n")
@@ -344,7 +351,9 @@ def _is_run_file(name: str) -> bool:
     folder, _, file = name.rpartition("/")
     if not folder:
         return name in RUN_FILES
-    return file.endswith(RUN_FOLDERS.get(folder, "/")) and manifest.NAME.fullmatch(file) is not None
+
+    has_ending = folder in RUN_FOLDERS and file.endswith(RUN_FOLDERS[folder])
+    return has_ending and manifest.NAME.fullmatch(file) is not None
 
 
 def is_own_name(name: str) -> bool:

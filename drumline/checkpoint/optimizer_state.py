@@ -22,6 +22,7 @@ from drumline.parallel.wrap import unwrap_model
 Models = nn.Module | Mapping[str, nn.Module]
 """The model of an optimizer, or several by name: their parameters are then called
 `NAME.parameter`."""
+
 # Not state: the optimizer keeps its own values.
 _NOT_SAVED = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
 
@@ -35,6 +36,7 @@ def optimizer_state(
     groups = _groups(model, optimizer)
     names = _names_by_number(content, groups)
     tensors: dict[str, Tensor] = {}
+
     saved_groups = []
     for index, group in enumerate(groups):
         saved = content["param_groups"][index]
@@ -47,14 +49,18 @@ def optimizer_state(
         for group in groups
         for name, parameter in group.items()
     }
-    state = {
-        names[number]: encode_state(entry, names[number], tensors)
-        for number, entry in content["state"].items()
-        if number in names
-    }
+
     # A user's optimizer may have more: additional entries, and state that belongs to no parameter.
     additional = {key: content[key] for key in content if key not in ("state", "param_groups")}
-    unnamed = {key: entry for key, entry in content["state"].items() if key not in names}
+    state = {}
+    unnamed = {}
+    for number, entry in content["state"].items():
+        if number in names:
+            name = names[number]
+            state[name] = encode_state(entry, name, tensors)
+        else:
+            unnamed[number] = entry
+
     document = {
         "class": type(optimizer).__name__,
         "groups": saved_groups,
@@ -83,26 +89,21 @@ def load_optimizer_state(
 
     current = optimizer.state_dict()
     parameters = {name: parameter for group in groups for name, parameter in group.items()}
+    rest = decode_state(document["rest"], _copies(tensors, torch.device("cpu")))
 
-    state = {}
+    state = dict(rest["state"])
     for number, name in _names_by_number(current, groups).items():
         if name in document["state"]:
             copies = _copies(tensors, parameters[name].device)
             state[number] = decode_state(document["state"][name], copies)
-    rest = decode_state(document["rest"], _copies(tensors, torch.device("cpu")))
 
     loaded_groups = []
     for group, saved in zip(current["param_groups"], document["groups"], strict=True):
         settings = decode_state(saved["settings"], tensors.__getitem__)
         loaded_groups.append({**group, **_in_form_of(group, settings)})
 
-    optimizer.load_state_dict(
-        {
-            **rest["content"],
-            "state": {**state, **rest["state"]},
-            "param_groups": loaded_groups,
-        }
-    )
+    content = {**rest["content"], "state": state, "param_groups": loaded_groups}
+    optimizer.load_state_dict(content)
     _keep_as_saved(optimizer, parameters, tensors, document)
 
 
@@ -156,6 +157,7 @@ def _differences(
     # a checkpoint of an earlier version has no class
     if saved_class not in (None, here):
         yield f"the optimizer is {saved_class} in the checkpoint and {here} here"
+
     saved_groups = [group["params"] for group in document["groups"]]
     if len(saved_groups) != len(groups):
         yield f"it has {len(saved_groups)} parameter groups in the checkpoint and {len(groups)} here"
@@ -168,6 +170,7 @@ def _differences(
             if name not in saved
         )
         yield from (f"{name} is not in group {index} here" for name in saved if name not in current)
+
         for name, parameter in current.items():
             shape = list(parameter.shape)
             saved_shape = document["parameters"].get(name, {}).get("shape")
@@ -177,9 +180,14 @@ def _differences(
 
 def _copies(tensors: Tensors, device: torch.device) -> Callable[[str], Tensor]:
     """Looks up a saved tensor, copied to where the optimizer has it."""
-    # Copies, because torch keeps these tensors, which may be mapped from a file. torch counts steps
-    # on the CPU, and moves the count for fused and capturable optimizers.
-    return lambda name: tensors[name].to("cpu" if name.endswith("/step") else device, copy=True)
+
+    def copy_of(name: str) -> Tensor:
+        # A copy, because torch keeps these tensors, which may be mapped from a file. torch counts
+        # steps on the CPU, and moves the count for fused and capturable optimizers.
+        target = torch.device("cpu") if name.endswith("/step") else device
+        return tensors[name].to(target, copy=True)
+
+    return copy_of
 
 
 def _in_form_of(current: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,25 +216,30 @@ def _keep_as_saved(
     And give state the strides of its parameter: fused optimizers use memory order, not indices."""
     for name, entry in document["state"].items():
         parameter = parameters[name]
+        parameter_type = document["parameters"][name]["type"]
         state = optimizer.state[parameter]
-        own_type = document["parameters"][name]["type"]
-        for key, saved in decode_state(entry, tensors.__getitem__).items():
-            loaded = state.get(key)
-            if isinstance(saved, str):
-                state[key] = saved
-            elif (
-                key != "step"
-                and isinstance(saved, Tensor)
-                and isinstance(loaded, Tensor)
-                and str(saved.dtype) != own_type
-            ):
-                state[key] = saved.to(loaded.device, copy=True)
 
-            value = state[key]
-            is_like = isinstance(value, Tensor) and value.shape == parameter.shape
-            if is_like and value.stride() != parameter.stride():
-                ordered = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
-                state[key] = ordered.copy_(value)
+        for key, saved in decode_state(entry, tensors.__getitem__).items():
+            value = saved if isinstance(saved, str) else state[key]
+            if isinstance(value, Tensor):
+                if key != "step" and _has_own_type(saved, parameter_type):
+                    value = saved.to(value.device, copy=True)
+                value = _in_order_of(parameter, value)
+            state[key] = value
+
+
+def _has_own_type(saved: Any, parameter_type: str) -> bool:
+    """Whether a part of a state has another type than its parameter."""
+    return isinstance(saved, Tensor) and str(saved.dtype) != parameter_type
+
+
+def _in_order_of(parameter: nn.Parameter, value: Tensor) -> Tensor:
+    """With the strides of the parameter, if it has its shape."""
+    if value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+
+    ordered = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
+    return ordered.copy_(value)
 
 
 def encode_state(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -252,7 +265,9 @@ def encode_state(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return {"tuple": encode_state(list(value), name, tensors)}
 
     if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-        items = [[key, encode_state(item, f"{name}/{key}", tensors)] for key, item in value.items()]
+        items = []
+        for key, item in value.items():
+            items.append([key, encode_state(item, f"{name}/{key}", tensors)])
         return {"dict": items}
 
     raise CheckpointError(
@@ -267,6 +282,7 @@ def decode_state(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
         return [decode_state(item, tensor_of) for item in value]
     if not isinstance(value, dict):
         return value
+
     ((kind, content),) = value.items()
     if kind == "tensor":
         return tensor_of(content)

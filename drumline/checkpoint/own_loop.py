@@ -82,15 +82,17 @@ class Checkpoint:
             )
 
         self.folder = folder
+        self._root = folder / "checkpoints"
         self._objects = dict(objects)
-        self._saving = saving
         self._models = {
             name: value for name, value in objects.items() if isinstance(value, nn.Module)
         }
-        self._root = folder / "checkpoints"
+        self._saving = saving
         self._this_rank = this_rank
         self._world_size = world_size
         self._device = device
+        self._has_resumed = False
+
         self._writer = CheckpointWriter(
             self._root,
             this_rank,
@@ -100,7 +102,6 @@ class Checkpoint:
         self._writer.rehearse()
         if this_rank.rank == 0:
             self._make_folder()
-        self._has_resumed = False
 
     def resume(self) -> int:
         """Collective: put everything back to where the newest complete checkpoint was taken, the
@@ -110,16 +111,20 @@ class Checkpoint:
         is finite, the newest is loaded, with a warning."""
         with self._saving():
             self._has_resumed = True
-            if (snapshot := self._read()) is None:
+            snapshot = self._read()
+            if snapshot is None:
                 return 0
+
             progress = snapshot.documents["progress"]
-            rng = snapshot.tensors["rng"]
             _check_same_objects(progress["objects"], self._kinds)
             for name in self._objects:
                 self._restore(name, snapshot)
-            if progress["world_size"] != self._world_size and self._this_rank.rank == 0:
+
+            rank = self._this_rank.rank
+            if progress["world_size"] != self._world_size and rank == 0:
                 log.warning(self._about_ranks(progress["world_size"], snapshot.documents))
-            restore_own_rng(rng, rank=self._this_rank.rank, device=self._device)
+
+            restore_own_rng(snapshot.tensors["rng"], rank=rank, device=self._device)
             return int(progress["step"])
 
     def save(self, step: int) -> None:
@@ -134,21 +139,12 @@ class Checkpoint:
             for model in self._models.values():
                 if all(buffer.device == self._device for buffer in model.buffers()):
                     LiveBuffers(unwrap_model(model)).broadcast()
+
             state = self._capture(step)
             if not self._writer.is_writer:
                 return
-            live = {
-                f"{file}/{name}": tensor
-                for file, group in state.live.items()
-                for name, tensor in group.items()
-            }
-            non_finite = first_non_finite(live)
-            if non_finite is not None:
-                log.warning(
-                    f"{non_finite} is not finite at step {step}; resume() skips a checkpoint that is not"
-                )
 
-            state = replace(state, non_finite=non_finite)
+            state = replace(state, non_finite=_check_finite(state))
             if self._writer.start(state, copies=True) == "none":
                 self.wait()
 
@@ -184,14 +180,14 @@ class Checkpoint:
         progress = {"step": step, "objects": self._kinds, "world_size": self._world_size}
         rng = gather_rng(self._device)
         state = CapturedState(step, {}, {"rng": rng}, {"progress": progress})
+
         for name, value in self._objects.items():
             if isinstance(value, nn.Module):
                 state.live[name], aliases = model_state(value)
                 state.documents[name] = {"aliases": aliases}
             elif isinstance(value, Optimizer):
-                state.live[name], state.documents[name] = optimizer_state(
-                    self._models_of(value), value
-                )
+                models = self._models_of(value)
+                state.live[name], state.documents[name] = optimizer_state(models, value)
             else:
                 self._capture_object(name, value, state)
 
@@ -214,34 +210,44 @@ class Checkpoint:
 
     def _read(self) -> Snapshot | None:
         """Collective: the checkpoint to resume from; rank 0 reads it."""
-        read: Snapshot | None = None
+        snapshot: Snapshot | None = None
         skipped: list[catalog.Skipped] = []
         if self._this_rank.rank == 0:
             path, skipped = catalog.newest_valid(self._root, _check_contents)
-            read = None if path is None else store.read(path)
-            for corrupt, reason in skipped if path else ():
-                log.warning(f"the checkpoint {corrupt} was skipped: {reason}")
-            non_finite = None if path is None else catalog.check_sizes(path).non_finite
-            if non_finite is not None:
-                log.warning(
-                    f"no checkpoint is finite: {non_finite} of {path} is not; to start again, give ddp.checkpoint "
-                    "another folder"
-                )
+            if path is not None:
+                snapshot = store.read(path)
+                self._warn_about(path, skipped)
 
-        is_found, newest = broadcast_json([read is not None, skipped[0][1] if skipped else None])
-        if not is_found and newest is not None:
-            raise CheckpointError(
-                f"no checkpoint in {self._root} can be resumed; the newest: {newest}",
-                next_step="restore one from a backup, or give ddp.checkpoint another folder",
+        why_not = skipped[0].reason if skipped else None
+        has_snapshot, why_not = broadcast_json([snapshot is not None, why_not])
+        if has_snapshot:
+            return store.broadcast(snapshot)
+        if why_not is None:
+            return None
+
+        raise CheckpointError(
+            f"no checkpoint in {self._root} can be resumed; the newest: {why_not}",
+            next_step="restore one from a backup, or give ddp.checkpoint another folder",
+        )
+
+    def _warn_about(self, path: Path, skipped: list[catalog.Skipped]) -> None:
+        """What the user should know of the checkpoint that is resumed."""
+        for corrupt in skipped:
+            log.warning(f"the checkpoint {corrupt.path} was skipped: {corrupt.reason}")
+
+        non_finite = catalog.check_sizes(path).non_finite
+        if non_finite is not None:
+            log.warning(
+                f"no checkpoint is finite: {non_finite} of {path} is not; to start again, give ddp.checkpoint "
+                "another folder"
             )
-
-        return store.broadcast(read) if is_found else None
 
     def _restore(self, name: str, snapshot: Snapshot) -> None:
         """Load what was saved of one object into it."""
         value = self._objects[name]
         document = snapshot.documents[name]
         tensors = snapshot.tensors.get(name, {})
+
         with _naming(name):
             if isinstance(value, nn.Module):
                 restore_model(snapshot, value, name=name)
@@ -254,16 +260,13 @@ class Checkpoint:
         """The warning that the number of ranks has changed; it names the objects with a state for
         each rank."""
         message = f"the number of ranks changed since the checkpoint: {saved} -> {self._world_size}"
-        different_by_rank = [
-            name for name in self._objects if len(documents[name].get("ranks", ())) > 1
-        ]
-        if not different_by_rank:
+        names = [name for name in self._objects if len(documents[name].get("ranks", ())) > 1]
+        if not names:
             return f"{message}; the samples of a loader are the same, but not the bits"
-        names = join_names(different_by_rank)
 
         return (
-            f"{message}; each rank had its own state of {names}: the states of missing ranks are not used, and new "
-            f"ranks get a copy of that of rank {saved - 1}"
+            f"{message}; each rank had its own state of {join_names(names)}: the states of missing ranks are not "
+            f"used, and new ranks get a copy of that of rank {saved - 1}"
         )
 
     def _check_can_save(self, step: int) -> None:
@@ -287,13 +290,25 @@ class Checkpoint:
         """The model that has all its parameters, so that they keep their own names; otherwise all
         models."""
         parameters = _parameters_of(optimizer)
-        holders = (
-            model
-            for model in self._models.values()
-            if parameters <= {id(parameter) for parameter in model.parameters()}
-        )
+        for model in self._models.values():
+            if parameters <= {id(parameter) for parameter in model.parameters()}:
+                return model
+        return self._models
 
-        return next(holders, self._models)
+
+def _check_finite(state: CapturedState) -> str | None:
+    """The first tensor that is not finite, with a warning; None: all are."""
+    tensors = {
+        f"{file}/{name}": tensor
+        for file, group in state.live.items()
+        for name, tensor in group.items()
+    }
+    non_finite = first_non_finite(tensors)
+    if non_finite is not None:
+        log.warning(
+            f"{non_finite} is not finite at step {state.step}; resume() skips a checkpoint that is not"
+        )
+    return non_finite
 
 
 @contextmanager
@@ -304,9 +319,8 @@ def _naming(name: str) -> Iterator[None]:
             yield
     except CheckpointMismatchError as error:
         error.what = f"{name}: {error.what}"
-        error.next_step = (
-            "build it as it was for the checkpoint, or give ddp.checkpoint another folder"
-        )
+        next_step = "build it as it was for the checkpoint, or give ddp.checkpoint another folder"
+        error.next_step = next_step
         raise
 
 
@@ -360,6 +374,7 @@ def _check_optimizers(objects: Mapping[str, Any]) -> None:
 
 
 def _kind(value: Any) -> str:
+    """A key of `_KINDS`."""
     if isinstance(value, nn.Module):
         return "model"
     if isinstance(value, Optimizer):
@@ -395,6 +410,7 @@ def _check_contents(path: Path) -> None:
         progress = from_json(_SavedLoop, snapshot.documents.get("progress"))
     except ValueError as error:
         raise CorruptCheckpointError(path, "it was not saved by ddp.checkpoint") from error
+
     has_all = "rng" in snapshot.tensors and progress.objects.keys() <= snapshot.documents.keys()
     if not has_all or progress.step != catalog.check_sizes(path).step:
         raise CorruptCheckpointError(path, "it does not hold what progress.json names")

@@ -32,11 +32,11 @@ def gather_states(
     sizes = [size for _, size in everyone]
     files = gather_on_main(torch.frombuffer(file, dtype=torch.uint8), sizes)
 
-    gathered = {
-        f"{rank}/{name}": tensor
-        for rank, received in enumerate(files)
-        for name, tensor in safetensors.torch.load(received.numpy().tobytes()).items()
-    }
+    gathered = {}
+    for rank, received in enumerate(files):
+        of_rank = safetensors.torch.load(received.numpy().tobytes())
+        for name, tensor in of_rank.items():
+            gathered[f"{rank}/{name}"] = tensor
 
     return {"ranks": [document for document, _ in everyone]}, gathered
 
@@ -49,8 +49,8 @@ def is_same_everywhere(
 ) -> bool:
     """Collective: whether all ranks have the same encoded state, to the bit."""
     digest = blake3(json.dumps([document, list(tensors)]).encode()).hexdigest()
-    everyone = gather_json([digest, *hash_tensors(list(tensors.values()), device).tolist()])
-
+    hashes = hash_tensors(list(tensors.values()), device).tolist()
+    everyone = gather_json([digest, *hashes])
     return all(digests == everyone[0] for digests in everyone)
 
 
@@ -73,8 +73,10 @@ def sent_state(
         of_rank = None
         if tensors is not None:
             of_rank = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
         received = broadcast_tensors(of_rank)
         if saved_rank == rank:
             named = {name.removeprefix(prefix): tensor for name, tensor in received.items()}
             state = decode_state(document, named.__getitem__)
+
     return state

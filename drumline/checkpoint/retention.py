@@ -39,11 +39,13 @@ def prune(
     complete = complete_checkpoints(root)
     older = {step: complete[step] for step in complete if step <= newest_step}
     keep = {newest_step} | to_keep(older, retention)
+
     removed = [
         root / catalog.folder_name(step)
         for step in catalog.list_steps(root)
         if step <= newest_step and step not in keep and may_remove(step)
     ]
+
     for path in removed:
         store.remove(path)
 
@@ -70,18 +72,20 @@ def is_best(
     value = metrics.get(metric, math.nan)
     if not math.isfinite(value):
         return False
+
     complete = complete_checkpoints(root)
     best_first = ranked(complete, metric, higher_is_better)
     if not best_first:
         return True
-    best_value = complete[best_first[0]].metrics[metric]
 
+    best_value = complete[best_first[0]].metrics[metric]
     return value >= best_value if higher_is_better else value <= best_value
 
 
 def best(root: Path, *, metric: str, higher_is_better: bool) -> int | None:
     """The step of the best checkpoint, if any was evaluated."""
-    return next(iter(ranked(complete_checkpoints(root), metric, higher_is_better)), None)
+    best_first = ranked(complete_checkpoints(root), metric, higher_is_better)
+    return best_first[0] if best_first else None
 
 
 def complete_checkpoints(root: Path) -> dict[int, Manifest]:
@@ -98,10 +102,10 @@ def complete_checkpoints(root: Path) -> dict[int, Manifest]:
 def ranked(complete: Mapping[int, Manifest], metric: str, higher_is_better: bool) -> list[int]:
     """The evaluated ones, best first; the newer first if equal."""
     sign = -1.0 if higher_is_better else 1.0
-    scores = {
-        step: (sign * checkpoint.metrics[metric], -step)
-        for step, checkpoint in complete.items()
-        if checkpoint.non_finite is None and math.isfinite(checkpoint.metrics.get(metric, math.nan))
-    }
+    scores = {}
+    for step, checkpoint in complete.items():
+        value = checkpoint.metrics.get(metric, math.nan)
+        if checkpoint.non_finite is None and math.isfinite(value):
+            scores[step] = (sign * value, -step)
 
     return sorted(scores, key=scores.__getitem__)

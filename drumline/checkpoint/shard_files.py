@@ -24,12 +24,14 @@ from drumline.parallel.shards import Rows, is_shard, like_shard, own_part, place
 
 SHARDS_FILE = "sharded-tensors"
 """The document with the shapes, by file and name."""
+
 _PART = re.compile(r"-part-\d{5,}$")
 _PIECE = re.compile(r"(.*)\[(\d{1,18}):(\d{1,18})\]", re.DOTALL)
 
 Files = Mapping[str, Tensors]
 PartFiles = dict[str, dict[str, Tensor]]
 """What one rank writes."""
+
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 Shapes = dict[str, dict[str, Annotated[list[_Size], msgspec.Meta(min_length=1)]]]
 """Of the whole tensors, by file and name."""
@@ -100,24 +102,22 @@ def is_in_shards(name: str, tensor: Tensor) -> bool:
 
 def shapes_of(files: Files) -> Shapes:
     """The document: the shapes of what is saved in shards."""
-    return {
-        file: {
-            name: list(tensor.shape) for name, tensor in group.items() if is_in_shards(name, tensor)
-        }
-        for file, group in files.items()
-    }
+    shapes: Shapes = {}
+    for file, group in files.items():
+        sharded = [name for name, tensor in group.items() if is_in_shards(name, tensor)]
+        shapes[file] = {name: list(group[name].shape) for name in sharded}
+    return shapes
 
 
 def piece_names(name: str, tensor: Tensor) -> dict[int, str]:
     """The name of each shard in its file, by the number of the shard; an empty one is not saved."""
     _, count = place_of(tensor)
-    rows = {number: split_rows(tensor.shape[0], number, count) for number in range(count)}
-
-    return {
-        number: f"{name}[{shard_rows.start}:{shard_rows.stop}]"
-        for number, shard_rows in rows.items()
-        if shard_rows.stop > shard_rows.start
-    }
+    names = {}
+    for number in range(count):
+        rows = split_rows(tensor.shape[0], number, count)
+        if rows.stop > rows.start:
+            names[number] = f"{name}[{rows.start}:{rows.stop}]"
+    return names
 
 
 def assemble(files: Files, shapes: Any) -> dict[str, Tensors]:
@@ -133,14 +133,16 @@ class ShardedTensors(Tensors):
     def __init__(self, stored: Tensors, shapes: Mapping[str, list[int]]) -> None:
         self._whole = dict(stored)
         self._shapes = shapes
-        self._pieces: dict[str, list[tuple[Rows, Tensor]]] = {name: [] for name in self._shapes}
+        self._pieces: dict[str, list[tuple[Rows, Tensor]]] = {name: [] for name in shapes}
 
         for stored_name in stored:
             match = _PIECE.fullmatch(stored_name)
-            if match is not None and match[1] in self._pieces:
-                rows = Rows(int(match[2]), int(match[3]))
-                piece = self._whole.pop(stored_name)
-                self._pieces[match[1]].append((rows, piece))
+            if match is None or match[1] not in shapes:
+                continue
+
+            rows = Rows(int(match[2]), int(match[3]))
+            piece = self._whole.pop(stored_name)
+            self._pieces[match[1]].append((rows, piece))
 
         for name, pieces in self._pieces.items():
             pieces.sort(key=lambda entry: entry[0])
@@ -159,22 +161,25 @@ class ShardedTensors(Tensors):
 
     def shape(self, name: str) -> torch.Size:
         """Of the whole tensor."""
-        return self._whole[name].shape if name in self._whole else torch.Size(self._shapes[name])
+        if name in self._whole:
+            return self._whole[name].shape
+        return torch.Size(self._shapes[name])
 
     def rows(self, name: str, rows: Rows) -> Tensor:
         """These rows of a tensor; of others nothing is read."""
         if name in self._whole:
             return self._whole[name][rows.start : rows.stop]
+
         parts = []
         for held, piece in self._pieces[name]:
             if held.start < rows.stop and held.stop > rows.start:
                 start = max(rows.start, held.start) - held.start
                 parts.append(piece[start : rows.stop - held.start])
 
-        if len(parts) > 1:
-            return torch.cat(parts)
-
-        return parts[0] if parts else self._pieces[name][0][1][:0]
+        if not parts:
+            _, first_piece = self._pieces[name][0]
+            return first_piece[:0]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _check_pieces(name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]) -> None:
@@ -183,13 +188,11 @@ def _check_pieces(name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]
     for rows, piece in pieces:
         if rows.start != end:
             raise ValueError(f"rows {end} to {rows.start} of {name} are missing or there twice")
-        has_shape = list(piece.shape) == [rows.stop - rows.start, *shape[1:]]
-        if not has_shape or piece.dtype != pieces[0][1].dtype:
-            raise ValueError(
-                f"rows {rows.start} to {rows.stop} of {name} have another shape or type"
-            )
 
         end = rows.stop
+        has_shape = list(piece.shape) == [end - rows.start, *shape[1:]]
+        if not has_shape or piece.dtype != pieces[0][1].dtype:
+            raise ValueError(f"rows {rows.start} to {end} of {name} have another shape or type")
 
     if end != shape[0] or not pieces:
         raise ValueError(f"rows {end} to {shape[0]} of {name} are missing")
@@ -203,17 +206,16 @@ def own_shards(tensors: Tensors, parameters: Tensors) -> dict[str, Tensor]:
     return {name: _own_shard(lazy, name, parameters) for name in lazy}
 
 
-def _own_shard(
-    tensors: ShardedTensors,
-    name: str,
-    parameters: Tensors,
-) -> Tensor:
+def _own_shard(tensors: ShardedTensors, name: str, parameters: Tensors) -> Tensor:
     """One tensor as this rank takes it. State of a parameter is called `PARAMETER/KEY`."""
     owners = [parameters[part] for part in (name, *name.split("/")) if part in parameters]
-    if not owners or not is_shard(owners[0]) or tensors.shape(name) != owners[0].shape:
+    if not owners:
         return tensors[name]
 
     parameter = owners[0]
+    if not is_shard(parameter) or tensors.shape(name) != parameter.shape:
+        return tensors[name]
+
     number, count = place_of(parameter)
     rows = split_rows(parameter.shape[0], number, count)
     return like_shard(parameter, tensors.rows(name, rows))

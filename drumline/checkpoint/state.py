@@ -46,9 +46,9 @@ def capture(
         documents={"model": {"aliases": aliases}, "progress": dict(progress)},
     )
     if optimizer is not None:
-        snapshot.tensors["optimizer"], snapshot.documents["optimizer"] = optimizer_state(
-            model, optimizer
-        )
+        tensors, document = optimizer_state(model, optimizer)
+        snapshot.tensors["optimizer"] = tensors
+        snapshot.documents["optimizer"] = document
 
     if scaler is not None:
         snapshot.documents["scaler"] = scaler.state_dict()
@@ -70,6 +70,7 @@ def restore(
     documents = snapshot.documents
     with translated("model"):
         progress: dict[str, Any] = documents["progress"]
+
     restore_model(snapshot, model, name=name)
 
     if optimizer is not None:
@@ -118,6 +119,7 @@ def model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     stored_at: dict[object, str] = {}
+
     for name, tensor in _state_tensors(model).items():
         key = _identity(tensor, name)
         if key in stored_at:
@@ -134,6 +136,7 @@ def _identity(tensor: Tensor, name: str) -> object:
     empty, so it is known by its object."""
     if is_shard(tensor):
         return id(tensor)
+
     has_memory = tensor.numel() and not tensor.is_meta and tensor.layout is torch.strided
     if not has_memory:
         return name
@@ -148,10 +151,11 @@ def load_model_state(
 ) -> None:
     """Copy the tensors into the model, on any device; if a name or shape does not match, nothing is
     copied."""
-    saved = {
-        **tensors,
-        **{name: tensors[stored] for name, stored in aliases.items() if stored in tensors},
-    }
+    saved = dict(tensors)
+    for name, stored in aliases.items():
+        if stored in tensors:
+            saved[name] = tensors[stored]
+
     if problems := list(_model_differences(saved, model)):
         raise CheckpointMismatchError(
             as_list("the checkpoint is of another model:", problems),
@@ -179,6 +183,7 @@ def _model_differences(saved: Tensors, model: nn.Module) -> Iterator[str]:
     current = _state_tensors(model)
     yield from (f"{name} is missing in the checkpoint" for name in current if name not in saved)
     yield from (f"{name} is not in the model" for name in saved if name not in current)
+
     for name, tensor in current.items():
         if name in saved:
             yield from _tensor_differences(name, saved[name], tensor)
@@ -217,12 +222,14 @@ def load_checkpoint(
     folder = _find_checkpoint(Path(path))
     if (tensor := catalog.check_sizes(folder).non_finite) is not None:
         log.warning(f"the checkpoint {folder} is loaded, though {tensor} is not finite")
+
     snapshot = store.read(folder)
     if name not in snapshot.tensors:
         models = sorted(snapshot.tensors.keys() - {"rng"})
         next_step = "give another checkpoint"
         if models:
             next_step = f"load_checkpoint(..., name={models[0]!r})"
+
         raise CheckpointError(
             f"the checkpoint {folder} holds no {name}, but {join_names(models)}",
             next_step=next_step,
@@ -235,9 +242,8 @@ def _find_checkpoint(path: Path) -> Path:
     """The folder of one step, verified."""
     next_step = "give a run folder, or one of the folders in its checkpoints/"
     if not path.is_dir():
-        raise CheckpointError(
-            f"there is no folder {path} (looked in {Path.cwd()})", next_step=next_step
-        )
+        what = f"there is no folder {path} (looked in {Path.cwd()})"
+        raise CheckpointError(what, next_step=next_step)
 
     if (path / manifest.FILE_NAME).exists() or catalog.STEP_NAME.fullmatch(path.name):
         catalog.verify(path)

@@ -103,15 +103,18 @@ def write(
         f"{name}{catalog.DOCUMENT}": json.dumps(document).encode() + b"\n"
         for name, document in documents.items()
     }
+
     needed = sum(map(tensor_file.num_bytes, tensors.values())) + sum(map(len, texts.values()))
     try:
         with new_folder(final) as partial:
             if part_writers is not None:
                 part_writers.begin()
+
             files = write_tensors(partial, tensors, stream)
             files |= {name: write_file(partial / name, [text]) for name, text in texts.items()}
             if part_writers is not None:
                 files |= part_writers.collect(partial)
+
             created = datetime.now(UTC).isoformat(timespec="seconds")
             numbers = {name: float(value) for name, value in metrics.items()}
             record = Manifest(step, created, numbers, files, non_finite)
@@ -120,6 +123,7 @@ def write(
     except BaseException as error:
         if part_writers is not None:
             part_writers.cancel()
+
         if isinstance(error, OSError):
             reason, next_step = catalog.explain_os_error(error, folder=root, needed=needed)
             raise _not_saved(final, reason, next_step) from error
@@ -172,6 +176,7 @@ def read(path: Path, *, only: Collection[str] = ()) -> Snapshot:
         name = whole_name(file.stem)
         if only and name not in (*only, SHARDS_FILE):
             continue
+
         if file.suffix == _TENSORS:
             stored.setdefault(name, {}).update(tensor_file.read(path / file))
         elif file.suffix == catalog.DOCUMENT:
@@ -190,6 +195,7 @@ def broadcast(snapshot: Snapshot | None, *, source: int = 0, keeps: bool = True)
     `keep` it only takes part: it gets no tensors."""
     contents = None if snapshot is None else [snapshot.documents, list(snapshot.tensors)]
     documents, files = broadcast_json(contents, source=source)
+
     tensors: dict[str, Tensors] = {}
     for file in files:
         sent = None if snapshot is None else snapshot.tensors[file]
@@ -219,6 +225,7 @@ def put_in_place(partial: Path, final: Path) -> None:
     replaced = hidden_folder(final, "replaced")
     if final.is_dir():
         final.rename(replaced)
+
     partial.rename(final)
     flush_folder(final.parent)
     with contextlib.suppress(OSError):  # the next write deletes the rest of the old one
@@ -230,6 +237,7 @@ def _tidy(root: Path) -> None:
     for path in catalog.folders(root):
         if not (name := catalog.HIDDEN_NAME.fullmatch(path.name)):
             continue
+
         if name[2] == "replaced" and not (root / name[1]).exists():
             path.rename(root / name[1])
         else:
@@ -277,6 +285,7 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
                     hashed = beside.submit(checksum.update, piece)
                     file.write(piece)
                     hashed.result()
+
                 size += len(piece)
 
         file.flush()
@@ -358,6 +367,7 @@ class Collector:
             records = self._records_of(writer, names)
             for file, record in records.items():
                 self._check_file(partial / file, record, writer)
+
             files |= records
 
         with contextlib.suppress(RuntimeError):  # all replies are here
@@ -413,6 +423,7 @@ def write_own_part(
         key, maker = messages.wait_for("open", "cancelled")
         if key == "cancelled":
             return
+
         if not _becomes_true(partial.is_dir):
             reason = f"{partial}, which {maker} made, is not visible here: the nodes do not share this folder"
             messages.send(f"part/{this_rank.rank}", {"failure": [reason, SHARE_THE_FOLDER]})

@@ -26,6 +26,7 @@ from drumline.runs.manifest import CorruptCheckpointError
 
 Tensors = Mapping[str, Tensor]
 """Tensors by name."""
+
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
 _TYPE_CODES = {
@@ -139,18 +140,21 @@ class Staging:
                 self._buffers = [_buffer(self._size) for _ in range(2)]
 
         source = _Source(tensors)
-        turn = 0
         started: deque[tuple[int, int, torch.cuda.Event]] = deque()
+        turn = 0
+
         while True:
             while len(started) < 2:
                 count, done = self._fill(self._buffers[turn], source, self._stream)
                 if not count:
                     break
+
                 started.append((turn, count, done))
                 turn = 1 - turn
 
             if not started:
                 return
+
             number, count, done = started.popleft()
             done.synchronize()
             yield self._buffers[number][:count].numpy().data
@@ -166,7 +170,11 @@ class Staging:
         filled = 0
         done = make_event()
         with torch.cuda.stream(stream):
-            while filled < self._size and (piece := source.next(self._size - filled)) is not None:
+            while filled < self._size:
+                piece = source.next(self._size - filled)
+                if piece is None:
+                    break
+
                 buffer[filled : filled + len(piece)].copy_(piece, non_blocking=True)
                 filled += len(piece)
 
@@ -184,16 +192,17 @@ class _Source:
         self._read = 0
 
     def next(self, most: int) -> Tensor | None:
+        """At most so many, all of one tensor; None: there are no more."""
         while self._current is None or self._read >= len(self._current):
             tensor = next(self._tensors, None)
             if tensor is None:
                 return None
+
             self._current = as_bytes(tensor)
             self._read = 0
 
         piece = self._current[self._read : self._read + most]
         self._read += len(piece)
-
         return piece
 
 

@@ -45,12 +45,15 @@ class CapturedState:
     step: int
     live: dict[str, Tensors]
     """Shares memory with the model and the optimizer: the next step changes it."""
+
     frozen: dict[str, Tensors]
     """Belongs to this save only."""
+
     documents: dict[str, Any]
     metrics: Mapping[str, float] = field(default_factory=dict)
     non_finite: str | None = None
     """The first tensor that is not finite, if there is one."""
+
     complete: Callable[[], None] = lambda: None
     """Called in the writer's thread when the copy is done, before anything is written."""
 
@@ -94,8 +97,10 @@ class CheckpointWriter:
         is only logged."""
         self.has_news = False
         """Whether there is a result that has not been taken."""
+
         self.step = 0
         """Of the latest save."""
+
         self._root = root
         self._this_rank = this_rank
         self._device = device
@@ -134,6 +139,7 @@ class CheckpointWriter:
         self._store = store.clone()
         self._num_shards = num_shards
         self._writers = []
+
         for rank, (host, number) in enumerate(gather_json([self._this_rank.host, local_rank])):
             writes = rank == 0 or is_writer(who, number)
             if num_shards > 1:
@@ -154,6 +160,7 @@ class CheckpointWriter:
         began = time.perf_counter()
         self._num_saves += 1
         self.step = state.step
+
         if self._num_shards > 1:
             shapes = shapes_of(state.live)
             state = replace(state, documents={**state.documents, SHARDS_FILE: shapes})
@@ -162,6 +169,7 @@ class CheckpointWriter:
         part = parts[self._this_rank.rank]
         for tensors in part.values():
             tensor_file.num_bytes(tensors)  # refuses what cannot be saved
+
         copied = self._copier.take(part) if copies else self._copier.as_they_are(part)
         if self._this_rank.rank == 0:
             self._run_in_thread(partial(self._write, state, copied, parts, began))
@@ -190,6 +198,7 @@ class CheckpointWriter:
         self._written = None
         self._error = None
         self.has_news = False
+
         if error is not None:
             raise error
 
@@ -234,8 +243,15 @@ class CheckpointWriter:
         began: float,
     ) -> WrittenCheckpoint:
         """On rank 0, in the thread."""
-        copy_s = copied.wait()
-        state.complete()
+        part_writers = self._collector(parts)
+        try:
+            copy_s = copied.wait()
+            state.complete()
+        except BaseException:
+            if part_writers is not None:
+                part_writers.cancel()
+            raise
+
         path = store.write(
             self._root,
             state.step,
@@ -244,10 +260,11 @@ class CheckpointWriter:
             metrics=state.metrics,
             non_finite=state.non_finite,
             stream=copied.stream,
-            part_writers=self._collector(parts),
+            part_writers=part_writers,
         )
         seconds = time.perf_counter() - began
         num_bytes = sum(file.stat().st_size for file in path.iterdir())
+
         try:
             self._publish(path)
         except CheckpointError as error:
@@ -261,6 +278,7 @@ class CheckpointWriter:
         this_rank, *other_writers = self._writers
         if not other_writers:
             return None
+
         expected = {
             writer: {store.file_name(name): group for name, group in parts[writer.rank].items()}
             for writer in other_writers

@@ -40,6 +40,7 @@ RECORD_EVERY_S = 10.0
 MOST_RECORD_BYTES = 1 << 30
 Objects = Mapping[str, tuple[int, str]]
 """The size and the tag of each object that the store has."""
+
 Record = dict[str, tuple[int, str, str, int]]
 """Of each object that was fetched: its size, the store's tag, the blake3 checksum, and when the
 file was written."""

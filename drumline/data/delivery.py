@@ -74,12 +74,16 @@ class LoadingOptions:
 
     workers: int = 0
     """Worker processes; 0: the training process itself."""
+
     pin_memory: bool = True
     """Whether batches are in page-locked memory, if the device is a GPU."""
+
     persistent_workers: bool = True
     """Whether processes stay alive from one sequence of batches to the next."""
+
     prefetch_factor: int = 2
     """Batches that each process prepares ahead."""
+
     collate: Callable[[list[Any]], Any] | None = None
     """Makes a batch of samples; None: torch's default."""
 

@@ -52,9 +52,11 @@ class Preparation:
 
     mean: tuple[float, ...]
     """The mean of each channel, in bytes."""
+
     std: tuple[float, ...]
     padding: int = 0
     """Augmentation: shift by up to this many pixels; 0 for none."""
+
     flip: bool = False
     """Augmentation: mirror left and right at random."""
 

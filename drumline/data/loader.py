@@ -45,10 +45,13 @@ class MicroBatch(NamedTuple):
     size: int
     """The number of its samples; 0: a placeholder, to be run with weight 0 so that collectives
     still match."""
+
     is_last: bool
     """Whether it is the last of the step: gradients are synchronized here."""
+
     shard: int
     """Which shard of the global batch it belongs to."""
+
     ends_shard: bool
     """Whether it is the shard's last micro-batch."""
 
@@ -89,20 +92,27 @@ class Loader(ABC):
     scale: float = 1.0
     """For the current batch: a mean loss times this, averaged over ranks by DDP, is the exact
     global mean."""
+
     is_last_micro_batch: bool = True
     """Whether the current batch is the last of its optimizer step: synchronize gradients, then call
     the optimizer."""
+
     waited_s: float = 0.0
     """How long steps have waited for their batches so far."""
+
     count_tokens: Callable[[Any], int | None] | None = None
     """How many tokens a micro-batch has; None: they are not counted."""
+
     num_tokens: int = 0
     """Of the micro-batches that steps have taken so far, on this rank."""
+
     observer: LoopHeartbeats | None = None
     """Notified while a user's loop iterates; the engine, which uses `steps`, marks its own
     heartbeats."""
+
     num_samples: int | None
     """In an epoch, over all ranks; None for a stream, whose length is unknown."""
+
     steps_per_epoch: int | None
 
     def __init__(self, sharding: Sharding) -> None:
@@ -369,9 +379,11 @@ class EvaluationBatch(NamedTuple):
 
     number: int
     """Which one it is of the batches of all ranks."""
+
     size: int
     """0: the batch does not count. It is the last one of a rank that has one batch fewer than
     others."""
+
     data: Any
 
 
@@ -381,12 +393,15 @@ class EvaluationLoader(ABC):
 
     num_samples: int | None = None
     """The number of samples of all ranks; None: not known before a complete pass over a stream."""
+
     digest: str = ""
     """A hash of the first sample of the latest pass over a stream. Other datasets are compared
     before step 1."""
+
     observer: LoopHeartbeats | None = None
     """Notified while a user's loop iterates; the engine, which uses `numbered`, marks its own
     heartbeats."""
+
     _producer: BatchProducer
 
     def __init__(self, dataset: Any, sharding: Sharding) -> None:

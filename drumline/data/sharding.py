@@ -131,6 +131,7 @@ class _Grid(NamedTuple):
     columns: NDArray[np.int64]
     row_shifts: NDArray[np.int64]
     """[pair, column]: what is added to the row."""
+
     column_shifts: NDArray[np.int64]
     """[pair, row]: what is added to the column."""
 
@@ -185,10 +186,13 @@ class Sharding:
     world_size: int
     accumulate: int = 1
     """Micro-batches that a shard is cut into."""
+
     micro_batch_size: int | None = None
     """Instead: the largest size of a micro-batch."""
+
     shards: int | None = None
     """A fixed number of shards; a rank computes one or more of them. None: one per rank."""
+
     sizes: tuple[int, ...] | None = None
     """How many samples of a full batch each rank gets. None: as equally many as possible."""
 
@@ -262,8 +266,10 @@ class Span(NamedTuple):
     high: int
     shard: int
     """Which shard of the global batch it belongs to."""
+
     ends_shard: bool
     """Whether it is the shard's last micro-batch."""
+
     counts: bool = True
     """False: a placeholder, to be run with weight 0."""
 
@@ -280,15 +286,19 @@ class StepPlan:
     epoch: int
     start: int
     """The global batch is [start, stop)."""
+
     stop: int
     local_range: tuple[int, int]
     """This rank's own samples are [low, high)."""
+
     spans: tuple[Span, ...]
     """This rank's micro-batches. With one shard per rank every rank has the same number, so that
     collectives in the forward pass match: a rank with too few samples ends with a placeholder, the
     first samples of the global batch. With a fixed number of shards a rank may have none."""
+
     num_shards: int
     """How many shards of this global batch have samples."""
+
     next_cursor: Cursor
 
     @property

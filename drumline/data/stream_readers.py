@@ -37,8 +37,10 @@ class StreamStep(NamedTuple):
     plan: StepPlan
     batches: list[Any]
     """One for each span of the plan."""
+
     digest: str
     """A hash of the first sample, in the first answer after a start; else empty."""
+
     state: Any = None
     """The `StreamPosition` after this step, of a stream that keeps its own position."""
 
@@ -49,10 +51,13 @@ class StreamPosition(NamedTuple):
 
     position: int = 0
     """Samples that all ranks have taken together."""
+
     round: int = 0
     """How often the stream has started over."""
+
     taken: int = 0
     """Samples that this rank has taken in this round."""
+
     dataset: Any = None
     """The dataset's own state; None: its beginning."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TextIO
 
 from drumline.base.errors import as_lines
@@ -59,16 +59,22 @@ class Display:
         if event["kind"] == "start":
             self.epochs = event["epochs"]
             self.total_steps = event["total_steps"]
+
         show = getattr(self, f"show_{event['kind']}", None)
         if show is not None:
             show(event)
-        elif (line := event_line(event)) is not None:
+            return
+
+        line = event_line(event)
+        if line is not None:
             self.show_line(event, line)
 
     def show_start(self, event: Event) -> None:
+        """What the run is."""
         self.show_page(event, opening_page(event))
 
     def show_end(self, event: Event) -> None:
+        """What it came to."""
         self.show_page(event, closing_page(event))
 
     def show_logged(self, event: Event) -> None:
@@ -79,10 +85,10 @@ class Display:
             self.show_line(event, logged_line(event))
 
     def show_line(self, event: Event, line: str) -> None:
-        pass
+        """Of an event between start and end."""
 
     def show_page(self, event: Event, page: Page) -> None:
-        pass
+        """Of the start, or the end."""
 
     def close(self) -> None:
         """Restore the terminal's state; what is on the screen stays."""
@@ -99,6 +105,7 @@ class PlainDisplay(Display):
     def show_train(self, event: Event) -> None:
         if event["time"] - self._last_train_time < _SECONDS_BETWEEN_STEPS:
             return
+
         self._last_train_time = event["time"]
         parts = [
             step_of(event, self.total_steps),
@@ -121,6 +128,7 @@ class PlainDisplay(Display):
         lines += [f"  {label:<{_LABEL_WIDTH}} {value}" for label, value in page.rows]
         for label, command in page.commands.items():
             lines += [f"  {label}", f"    {command}"]
+
         show_lines(lines, stream=self._stream)
 
 
@@ -143,10 +151,14 @@ class Page(NamedTuple):
 
     heading: str
     rows: list[tuple[str, str]]
+    """Labels and values."""
+
     commands: dict[str, str]
+    """By what they are for."""
 
 
 def opening_page(event: Event) -> Page:
+    """Of a `start` event: the model, the data, how long it will train."""
     length = plural(event["total_steps"], "step")
     if event["epochs"]:
         length = f"{plural(event['epochs'], 'epoch')}, {length}"
@@ -159,6 +171,7 @@ def opening_page(event: Event) -> Page:
         ("length", length),
         ("run folder", str(event["run"])),
     ]
+
     ranks = plural(event["world_size"], "rank")
     device = ", ".join(filter(None, [event["device"], event["backend"]]))
     return Page(f"{event['task']} on {ranks} ({device})", rows, {})
@@ -169,6 +182,7 @@ def _samples(event: Event) -> str:
     training = event["train_samples"]
     data = "a stream" if training is None else f"{training:,} samples"
     data += " for training"
+
     evaluation = event["eval_samples"]
     if evaluation is None:
         data += ", a stream for evaluation"
@@ -178,9 +192,11 @@ def _samples(event: Event) -> str:
 
 
 def _batch(event: Event) -> str:
+    """`64 a step: 2 ranks x 32, in 4 micro-batches`."""
     low = math.floor(event["batch_size_per_rank"])
     high = math.ceil(event["batch_size_per_rank"])
     per_rank = f"{low:,}" if low == high else f"{low:,} or {high:,}"
+
     batch = f"{event['batch_size']:,} a step: {plural(event['world_size'], 'rank')} x {per_rank}"
     if event["accumulate"] > 1:
         batch += f", in {event['accumulate']} micro-batches"
@@ -190,6 +206,7 @@ def _batch(event: Event) -> str:
 
 
 def _peak_rate(event: Event) -> str:
+    """`0.1 at its peak`."""
     rate = f"{event['lr']:.3g} at its peak"
     num_rates = event.get("lr_rates", 1)
     if num_rates == 1:
@@ -198,27 +215,16 @@ def _peak_rate(event: Event) -> str:
 
 
 def closing_page(event: Event) -> Page:
+    """Of an `end` event: the last metrics, how fast it was, and what to do next."""
     metrics = metrics_of(event["metrics"])
     rows = [(name, metric_text(name, value)) for name, value in metrics.items()]
-    if event["samples_per_s"] > 0:  # a finished run that was started again took no step
-        rows.append(("speed", ", ".join(speeds(event))))
-    if event.get("start_s") is not None:
-        start = duration(event["start_s"])
-        rows.append(("first step", f"{start} with warm-up, not part of the speed"))
-
-    data_share = event.get("data_share", 0.0)
-    if data_share >= _MIN_SHARE:
-        rows.append(("waiting", f"for data {data_share:.0%} of the time"))
-    communication_share = event.get("communication_share") or 0.0
-    if communication_share >= _MIN_SHARE:
-        rows.append(("exposed", f"communication {communication_share:.0%} of the time"))
-    if pause_s := event.get("checkpoint_pause_s"):
-        rows.append(("saves", f"paused training {duration(pause_s)} in all"))
+    rows += _time_rows(event)
 
     if event.get("best_step") is not None:
         rows.append(("best", f"the checkpoint of step {event['best_step']}"))
     if event.get("stopped"):
         rows.append(("stopped", str(event["stopped"])))
+
     rows += [("straggler", message) for message in event.get("stragglers", [])]
     rows.append(("run folder", str(event["run"])))
 
@@ -226,11 +232,29 @@ def closing_page(event: Event) -> Page:
         "to resume": event.get("resume_command"),
         "on two nodes": event.get("two_node_command"),
     }
-    return Page(
-        _closing_heading(event),
-        rows,
-        {label: command for label, command in commands.items() if command},
-    )
+    possible_commands = {label: command for label, command in commands.items() if command}
+    return Page(_closing_heading(event), rows, possible_commands)
+
+
+def _time_rows(event: Event) -> Iterator[tuple[str, str]]:
+    """How fast it was, and where time was lost."""
+    if event["samples_per_s"] > 0:  # a finished run that was started again took no step
+        yield "speed", ", ".join(speeds(event))
+
+    if event.get("start_s") is not None:
+        start = duration(event["start_s"])
+        yield "first step", f"{start} with warm-up, not part of the speed"
+
+    data_share = event.get("data_share", 0.0)
+    if data_share >= _MIN_SHARE:
+        yield "waiting", f"for data {data_share:.0%} of the time"
+
+    communication_share = event.get("communication_share") or 0.0
+    if communication_share >= _MIN_SHARE:
+        yield "exposed", f"communication {communication_share:.0%} of the time"
+
+    if pause_s := event.get("checkpoint_pause_s"):
+        yield "saves", f"paused training {duration(pause_s)} in all"
 
 
 def _closing_heading(event: Event) -> str:
@@ -239,9 +263,10 @@ def _closing_heading(event: Event) -> str:
     num_steps = event.get("num_steps", event["step"])
     if num_steps == 0:
         return f"done: {steps}, all before this start"
+
     seconds = duration(event["seconds"])
     if num_steps < event["step"]:
-        return f"done: {steps}, the last {num_steps:,} in {seconds}"
+        steps += f", the last {num_steps:,}"
     return f"done: {steps} in {seconds}"
 
 
@@ -267,18 +292,21 @@ def event_line(event: Event) -> str | None:
 
 
 def _first_step_line(event: Event) -> str:
+    """`first step 6.1 s after the command: loading torch 2.1 s, ...`, without what took no time."""
     since = "the command" if event["since"] == "command" else "this rank began"
     total = event["seconds"]
-    parts = [
-        f"{name} {duration(seconds)}"
-        for name, seconds in event["parts"].items()
-        if seconds >= total / 100
-    ]
+    parts = []
+    for name, seconds in event["parts"].items():
+        if seconds >= total / 100:
+            parts.append(f"{name} {duration(seconds)}")
+
     return f"first step {duration(total)} after {since}: {', '.join(parts)}"
 
 
 def _checkpoint_line(event: Event) -> str:
+    """`saved step 23 (660 kB in 33 ms, training paused 6 ms)`."""
     details = f"{file_size(event['bytes'])} in {duration(event['seconds'])}"
+
     # Without a copy, training was paused until the save was complete.
     if event.get("copy", "none") != "none":
         details += f", training paused {duration(event['blocked_s'])}"
@@ -286,6 +314,7 @@ def _checkpoint_line(event: Event) -> str:
 
 
 def _preempted_line(event: Event) -> str:
+    """`preempted by SIGTERM to rank 0 on gpu-01: saved step 23; ...`."""
     notice = event["signal"]  # or the text of a spot notice
     rank = f"rank {event['about_rank']} on {event['about_host']}"
     cause = f"{notice} to {rank}" if notice.startswith("SIG") else f"{notice} (seen by {rank})"
@@ -293,12 +322,17 @@ def _preempted_line(event: Event) -> str:
 
 
 def _recovered_line(event: Event) -> str:
-    rank = "" if event["about_rank"] is None else f"rank {event['about_rank']} on "
-    fault = f"{rank}{event['about_host']} {_FAULTS.get(event['cause'], 'failed')}"
-    line = f"resumed {duration(event['seconds'])} after {fault}"
+    """`resumed 12.3 s after rank 1 on gpu-01 was killed at step 23; 3 steps lost`."""
+    who = event["about_host"]
+    if event["about_rank"] is not None:
+        who = f"rank {event['about_rank']} on {who}"
+    fault = _FAULTS.get(event["cause"], "failed")
+    line = f"resumed {duration(event['seconds'])} after {who} {fault}"
+
     num_lost = event["lost_steps"]
     if num_lost is None:
         return line
+
     lost_steps = plural(num_lost, "step") if num_lost else "no step"
     return f"{line} at step {event['step'] - 1 + num_lost}; {lost_steps} lost"
 
@@ -312,12 +346,9 @@ def logged_line(event: Event) -> str:
 
 
 def evaluation_line(event: Event, epochs: int | None) -> str:
-    parts = [
-        epoch_of(event, epochs),
-        *metric_parts(event),
-        f"in {duration(event['seconds'])}",
-    ]
-    return "   ".join(parts)
+    """`epoch 1/3   loss 0.5000   accuracy 90.00%   in 1.2 s`."""
+    seconds = f"in {duration(event['seconds'])}"
+    return "   ".join([epoch_of(event, epochs), *metric_parts(event), seconds])
 
 
 def metric_parts(event: Event) -> list[str]:
@@ -356,12 +387,15 @@ def speeds(event: Event) -> list[str]:
         parts.append(speed(tokens, "tokens/s"))
 
     tflops = event.get("tflop_per_s")
-    if tflops is not None:
-        parts.append(f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{1000 * tflops:.3g} GFLOP/s")
+    if tflops is not None and tflops >= 1:
+        parts.append(f"{tflops:.3g} TFLOP/s")
+    elif tflops is not None:
+        parts.append(f"{1000 * tflops:.3g} GFLOP/s")
 
     mfu = event.get("mfu")
     if mfu is not None:
         parts.append(f"MFU {mfu:.1%}")
+
     return parts
 
 
@@ -387,6 +421,7 @@ def metric_text(name: str, value: float) -> str:
 
 def number_text(value: float) -> str:
     """Four decimals, or three digits of a small one: `2.3026`, `0.0400`, `1.20e-05`, `12,346`."""
-    if abs(value) >= 1000:
+    size = abs(value)
+    if size >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.4f}" if abs(value) >= 0.1 else f"{value:#.3g}"
+    return f"{value:.4f}" if size >= 0.1 else f"{value:#.3g}"

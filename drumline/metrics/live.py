@@ -39,10 +39,12 @@ class LiveDisplay(Display):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
-        self._console = make_console(stream, force_terminal=True)
         self._train: Event | None = None
+        """The newest one, which the bar shows."""
+
         self._saved_step: int | None = None
         self._last_draw = float("-inf")
+        self._console = make_console(stream, force_terminal=True)
         self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._bottom)
 
     @property
@@ -59,6 +61,7 @@ class LiveDisplay(Display):
             self._live.start()
             # Rich hides the cursor, and a rank that is killed could not show it again.
             self._console.show_cursor(True)
+
         if event["time"] - self._last_draw >= _SECONDS_BETWEEN_DRAWS:
             self._last_draw = event["time"]
             self._live.refresh()
@@ -69,17 +72,20 @@ class LiveDisplay(Display):
         self._print(line)
 
     def show_checkpoint(self, event: Event) -> None:
+        """Beside the bar, from the next step on."""
         self._saved_step = event["step"]
 
     def show_error(self, event: Event) -> None:
         self.close()  # the error is printed below the bar
 
     def show_line(self, event: Event, line: str) -> None:
-        if event["kind"] == "preempted":
+        kind = event["kind"]
+        if kind == "preempted":
             self.close()
-        self._print(Text(line, _STYLES.get(event["kind"], "")))
+        self._print(Text(line, _STYLES.get(kind, "")))
 
     def _print(self, line: Text) -> None:
+        """Above the bar, or below the last line when it is gone."""
         line.plain = "\n  ".join(as_lines(line.plain))
         self._console.print(Padding(line, (0, 0, 0, len(_MARGIN)), expand=False))
 
@@ -88,24 +94,35 @@ class LiveDisplay(Display):
         if is_end:
             self._live.transient = True  # the summary replaces the bar
             self.close()
+
         self._console.print()
         self._print(Text(page.heading, "bold green" if is_end else "bold cyan"))
         self._console.print()
+
         table = Table.grid(padding=(0, 2))
         for label, value in page.rows:
             table.add_row(Text(f"{_MARGIN}  {one_line(label):<10}", "dim"), one_line(value))
         self._console.print(table)
+
         for label, command in page.commands.items():
             self._console.print()
             self._print(Text(f"  {label}", "dim"))
             self._console.print(Text(f"{_MARGIN}    {command}", "cyan"), soft_wrap=True)
+
         self._console.print()
 
     def _bottom(self) -> RenderableType:
+        """What is below all other lines: the bar, and the newest numbers."""
         event = self._train
         if event is None:
             return Text()
 
+        # The last line is empty and has the cursor, so that the output of another rank starts on a
+        # new line.
+        return Group(Text(), self._bar(event), self._numbers(event), Text())
+
+    def _bar(self, event: Event) -> Table:
+        """`epoch 1/3 ------- step 23/69  0:12 left`."""
         epoch = display.epoch_of(event, self.epochs)
         step = display.step_of(event, self.total_steps)
         progress = ProgressBar(
@@ -114,16 +131,16 @@ class LiveDisplay(Display):
             complete_style="cyan",
             finished_style="cyan",
         )
+
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column(no_wrap=True)
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
         bar.add_row(_MARGIN + epoch, progress, f"{step}  {clock(event['seconds_left'])} left")
-        # The last line is empty and has the cursor, so that the output of another rank starts on a
-        # new line.
-        return Group(Text(), bar, self._numbers(event), Text())
+        return bar
 
     def _numbers(self, event: Event) -> Text:
+        """`loss 0.5000   lr 0.0983   8,123 samples/s   saved step 20`, in one line."""
         parts = [*display.metric_parts(event), *display.rates(event)]
         if self._saved_step is not None:
             parts.append(f"saved step {self._saved_step}")

@@ -26,6 +26,7 @@ def logged_fields(name: str, value: Any, *, step: int, folder: Path) -> dict[str
     that fails."""
     if isinstance(value, str):
         return {"name": name, "type": "text", "value": value}
+
     array = _as_array(name, value)
     if array.ndim == 0:
         number = float(array) if array.dtype.kind == "f" else int(array)
@@ -34,6 +35,7 @@ def logged_fields(name: str, value: Any, *, step: int, folder: Path) -> dict[str
     file_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
     path = Path(MEDIA) / f"{file_name}-{step:08d}.png"
     content = encode_png(_as_pixels(name, array))
+
     make_own_folder(folder / MEDIA)
     replace_bytes(folder / path, content)
     return {"name": name, "type": "image", "path": str(path)}
@@ -52,31 +54,33 @@ def encode_png(pixels: np.ndarray[Any, Any]) -> bytes:
     png = b"\x89PNG\r\n\x1a\n"
     png += _png_chunk(b"IHDR", header)
     png += _png_chunk(b"IDAT", zlib.compress(rows.tobytes()))
-    return png + _png_chunk(b"IEND", b"")
+    png += _png_chunk(b"IEND", b"")
+    return png
 
 
 def _png_chunk(kind: bytes, data: bytes) -> bytes:
+    """A part of the file: its length, kind, content and checksum."""
     length = struct.pack(">I", len(data))
     checksum = struct.pack(">I", zlib.crc32(kind + data))
     return length + kind + data + checksum
 
 
 def _as_array(name: str, value: Any) -> np.ndarray[Any, Any]:
+    """Of numbers; a number is one without dimensions."""
+    array = value
     if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        if value.is_floating_point():  # numpy has no bfloat16
-            value = value.float()
-        value = value.numpy()
+        tensor = value.detach().cpu()
+        if tensor.is_floating_point():  # numpy has no bfloat16
+            tensor = tensor.float()
+        array = tensor.numpy()
 
-    if isinstance(value, int | float | np.generic | np.ndarray):
-        array = np.asarray(value)
+    if isinstance(array, int | float | np.generic | np.ndarray):
+        array = np.asarray(array)
         if array.dtype.kind in "biuf":
             return array
 
-    raise UsageError(
-        f"{name} cannot be logged: it is a {type(value).__name__}",
-        next_step=_NEXT_STEP,
-    )
+    what = f"{name} cannot be logged: it is a {type(array).__name__}"
+    raise UsageError(what, next_step=_NEXT_STEP)
 
 
 def _as_pixels(name: str, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -86,12 +90,15 @@ def _as_pixels(name: str, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if image.ndim == 3 and image.shape[0] in (1, 3):
         pixels = image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)
 
-    is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)
-    is_float = pixels.dtype.kind == "f"
-    if pixels.size == 0 or not is_image or not (is_float or pixels.dtype == np.uint8):
-        shape = f"an array of {list(image.shape)} in {image.dtype}"
-        raise UsageError(f"{name} cannot be logged: it is {shape}", next_step=_NEXT_STEP)
+    is_grey = pixels.ndim == 2
+    is_colour = pixels.ndim == 3 and pixels.shape[2] == 3
+    is_image = pixels.size > 0 and (is_grey or is_colour)
+    if is_image and pixels.dtype == np.uint8:
+        return pixels
 
-    if is_float:
-        pixels = (np.nan_to_num(pixels).clip(0.0, 1.0) * 255.0).round().astype(np.uint8)
-    return pixels
+    if is_image and pixels.dtype.kind == "f":
+        shares = np.nan_to_num(pixels).clip(0.0, 1.0)
+        return (shares * 255.0).round().astype(np.uint8)
+
+    what = f"{name} cannot be logged: it is an array of {list(image.shape)} in {image.dtype}"
+    raise UsageError(what, next_step=_NEXT_STEP)

@@ -32,8 +32,11 @@ class Meter:
         self.dtype = torch.float64
         self._device = device
         self._names: tuple[str, ...] | None = None
+        """In the order of the sums; None: not known yet."""
+
         self.host_weight = 0.0
         """The part of the weight that is counted on the host; the rest is on the device."""
+
         self._saved: SavedSums | None = None
         self._lay_out(())
 
@@ -45,17 +48,19 @@ class Meter:
         """Set the names of the metrics before the first `add`, or without one (on a rank without
         samples)."""
         metrics = tuple(sorted(names))
-        if self._names is None:
-            check_names(metrics)
-            self._names = metrics
-            self._lay_out(metrics)
-            if self._saved is not None and self._saved.names == metrics:
-                self._sums.copy_(torch.tensor(self._saved.sums, dtype=self.dtype))
-        elif self._names != metrics:
+        if self._names == metrics:
+            return
+        if self._names is not None:
             raise TrainingError(
                 f"the metrics of the loss changed: {list(self._names)} -> {list(metrics)}",
                 next_step="return the same metrics with every Loss",
             )
+
+        check_names(metrics)
+        self._names = metrics
+        self._lay_out(metrics)
+        if self._saved is not None and self._saved.names == metrics:
+            self._sums.copy_(torch.tensor(self._saved.sums, dtype=self.dtype))
 
     def add(
         self, loss_total: Tensor, weight: Tensor | float, metrics: Mapping[str, Tensor]
@@ -63,11 +68,13 @@ class Meter:
         """Add the sums of one micro-batch, without waiting for the device."""
         if self._names is None or metrics.keys() != self._metrics.keys():
             self.prepare(metrics)
+
         self.loss.add_(loss_total.detach())
         if isinstance(weight, Tensor):
             self._weight.add_(weight.detach())
         else:
             self.host_weight += weight
+
         for name, total in metrics.items():
             self._metrics[name].add_(total.detach())
 
@@ -75,9 +82,10 @@ class Meter:
         """The sums since the last `take`, in a tensor of [loss, weight, *metrics], still on the
         device."""
         self._weight.add_(self.host_weight)
+        self.host_weight = 0.0
+
         sums = self._sums.clone()
         self._sums.zero_()
-        self.host_weight = 0.0
         return sums
 
     def peek(self) -> Tensor:
@@ -111,6 +119,7 @@ class Meter:
         self.host_weight = host_weight
 
     def _lay_out(self, names: Sequence[str]) -> None:
+        """New sums, all 0: of the loss, the weight and these metrics."""
         self._sums = torch.zeros(2 + len(names), dtype=self.dtype, device=self._device)
         # Views made once: adding to one of them is a single operation on the device.
         self.loss, self._weight, *metrics = self._sums.unbind()
@@ -119,11 +128,12 @@ class Meter:
 
 def check_names(names: Iterable[str]) -> None:
     """Refuse metrics with a reserved name."""
-    if taken := [name for name in names if name in RESERVED]:
-        raise TrainingError(
-            f"the metric name {taken[0]!r} is reserved: every event has a field of that name",
-            next_step=f"rename the metric; reserved names: {', '.join(sorted(RESERVED))}",
-        )
+    for name in names:
+        if name in RESERVED:
+            raise TrainingError(
+                f"the metric name {name!r} is reserved: every event has a field of that name",
+                next_step=f"rename the metric; reserved names: {', '.join(sorted(RESERVED))}",
+            )
 
 
 def means(sums: Sequence[float], names: Iterable[str]) -> dict[str, float]:
@@ -135,5 +145,6 @@ def means(sums: Sequence[float], names: Iterable[str]) -> dict[str, float]:
             "there is no mean loss: the weights of the samples add up to 0",
             next_step="check the weight of the task's Loss, and that the dataset is not empty",
         )
+
     totals = {"loss": loss, **dict(zip(names, metrics, strict=True))}
     return {name: total / weight for name, total in totals.items()}

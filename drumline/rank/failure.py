@@ -30,19 +30,25 @@ class Failure:
 
     place: Place
     """The rank that failed."""
+
     error: str
     exit_code: int
     is_own: bool = False
     """Whether the error is the rank's own, and not a result of another process's exit."""
+
     can_restart: bool = True
     """False: a restart would fail the same way."""
+
     full_disk: str = ""
     """The folder whose disk, or quota, is full, if that is why."""
+
     pid: int = field(default_factory=os.getpid)
     raised_by: Place | None = None
     """The rank of this pid, if it is another one: some errors are raised by all ranks together."""
+
     is_assumed: bool = False
     """Whether no rank has reported it: the ranks that lost a connection conclude it."""
+
     diagnosis: str = ""
     """The sidecar's sentence about it, where that names the cause, and no rank has reported it."""
 

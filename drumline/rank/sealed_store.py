@@ -47,6 +47,7 @@ class SealedStore:
     def __post_init__(self) -> None:
         self.raw: dist.Store = dist.PrefixStore(self.prefix, self.base)
         """The same part of the store without seals, for torch's process groups."""
+
         self._key = None
         if self.secret is not None:
             self._key = bytes.fromhex(derived(self.secret, "store"))

@@ -38,15 +38,19 @@ class StopVote:
 
     store: SealedStore
     """The watcher's own connection."""
+
     rank: int
     world_size: int
     step: Callable[[], int]
     """The number of steps that this rank has done."""
+
     stop: int | None = None
     """The step that is proposed or decided: the only thing that the loop reads after every
     step."""
+
     cause: dict[str, Any] | None = None
     """Which rank was asked to stop, and by what, from the request."""
+
     is_decided: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _has_begun: bool = False

@@ -276,10 +276,12 @@ def compiler_error() -> type[Exception]:
 LoaderIterator = dataloader._BaseDataLoaderIter
 """The base class of a DataLoader's iterators. Without it the time that a script waits for data is
 not measured."""
+
 start_workers = dataloader._MultiProcessingDataLoaderIter.__init__
 end_workers = dataloader._MultiProcessingDataLoaderIter._shutdown_workers
 """Where worker processes start and end. Without them a profile does not report how long that
 takes."""
+
 next_index = dataloader._BaseDataLoaderIter._next_index
 """Where the sampler draws the samples of a batch. Without it that looks like loading them."""
 

@@ -86,11 +86,13 @@ class NodeState:
     heartbeat_age_s: Mapping[int, float] = field(default_factory=dict)
     """By node: the age of the last heartbeat from its sidecar. If one direction is dropped, the two
     ends differ."""
+
     link: str = ""  # what is wrong with its own network interface: `eth0 is down`
     kernel: tuple[str, ...] = ()  # lines of the kernel's log that may matter
     slowdown: float = 1.0
     """How many times longer than its CPU time the sidecar took to start there: what starts on a
     crowded host, or from slow storage, takes as much longer."""
+
     activity: tuple[RankState, ...] = ()
     """Where the time of ranks that run a script goes, with the number of backward passes in place
     of steps."""
@@ -126,6 +128,7 @@ class LostNode:
     how: str = ""
     """The result of a new connection to it, in words: `no answer`, `connection refused`; empty:
     none was tried."""
+
     answer: Answer = Answer.NONE  # the same, for decisions
 
 
@@ -138,6 +141,7 @@ class ClusterState:
     lost: tuple[LostNode, ...] = ()
     never_seen: tuple[LostNode, ...] = ()
     """Nodes that have never connected to this sidecar: nothing is known about their ranks."""
+
     launcher: LauncherLink | None = None
     """What the launcher knows of the hosts, if it is one over ssh."""
 
@@ -163,6 +167,7 @@ class LoaderReport:
     batches: int | None = None
     """Its length; None if it has none, or if it may differ: no gradients, or uneven inputs
     (Join)."""
+
     samples: int | None = None
     """The length of the dataset, if every rank has all of it and its sampler selects a part."""
 
@@ -195,6 +200,8 @@ class ScriptReport:
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By group: `arguments`, `variables`, `packages` and `script`; empty until the process group
     exists."""
+
     loaders: Mapping[str, LoaderReport] = field(default_factory=dict)
     """By the place where they are iterated over: `train.py:42`."""
+
     modules: Mapping[str, ModuleReport] = field(default_factory=dict)

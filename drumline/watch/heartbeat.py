@@ -31,6 +31,7 @@ _BEGUN = _FAILURE_KIND + 1
 KEPT_STEPS = 2048
 """Of so many steps, a power of two, the record has when they began. A sidecar reads it five times a
 second."""
+
 _NUM_WORDS = _BEGUN + KEPT_STEPS
 _FAILURE_KINDS = tuple(FailureKind)
 _TEXT_BYTES = 512
@@ -57,6 +58,7 @@ class Phase(IntEnum):
     LEAVING = 11
     """Out of the loop: done, preempted, or too early. Workers, files and the process group are
     being closed."""
+
     COMPILE = 12  # torch compiles, before the first step or in any other phase: rank/watched/job_connection.py
     COMPILED = 13  # its own compilation is done; it waits for those of the other ranks
 
@@ -64,6 +66,7 @@ class Phase(IntEnum):
 COMPILE_FACTOR = 6
 """How many times `watch.hang_s` a rank may compile, an hour by default: torch may take minutes for
 a large model."""
+
 # As plain numbers, for the hot path: enum lookup and arithmetic would take a fifth of a mark's
 # time.
 DATA, FORWARD, BACKWARD, OPTIMIZER = (
@@ -78,6 +81,7 @@ class HeartbeatWriter:
     mark: Callable[..., None]
     """The rank enters this phase; the hot path. With a second argument, 0, the mark is not counted
     in `num_marks`."""
+
     begin_step: Callable[[int], None]
     """The rank begins a step, by the number of optimizer steps that are done; the hot path."""
 
@@ -205,6 +209,7 @@ class LoopHeartbeats:
     heartbeat: HeartbeatWriter
     phase: int
     """What the batches are for, as a plain number: see `DATA`."""
+
     num_collectives: Callable[[], int]
     _step: int | None = None
 

@@ -20,6 +20,7 @@ class ReplicaDifference:
     groups: list[list[int]]
     """Groups of ranks with the same values, the largest first; groups of the same size by their
     lowest rank."""
+
     hosts: Mapping[int, str]  # by rank
     same_kinds: bool  # whether at least names, types and shapes are the same on all ranks
 

@@ -17,8 +17,10 @@ from drumline.watch.status_file import STATUS_FILE, read_status_file
 
 FRESH_S = 10.0
 """The leader of the sidecars writes every second; on slow storage it may take a few."""
+
 RESTART_S = 60.0
 """A job that restarts does not hold its run folder for at most this long."""
+
 FATAL_NOTICES = ("hang", "failure")
 ENDS = {
     "end": "done at step {step}",
@@ -26,9 +28,11 @@ ENDS = {
     "error": "failed at step {step}: {message}",
 }
 """How a run ended, by the kind of its last event."""
+
 _TAIL_BYTES = 1 << 16
 RunState = Literal["running", "done", "preempted", "failed", "stopped"]
 """In one word; `stopped`: its last events are missing, since it was killed or interrupted."""
+
 _STATES: dict[str, RunState] = {"end": "done", "preempted": "preempted", "error": "failed"}
 
 
@@ -40,8 +44,10 @@ class RunStatus:
     status: dict[str, Any] | None
     age_s: float
     """How old the status is."""
+
     holder: str | None
     """The process that trains in the run folder, as far as this machine can see."""
+
     last_event: dict[str, Any] | None
     """The last event of rank 0, if it ends an attempt."""
 

@@ -55,6 +55,7 @@ class Notice:
 class RunPace:
     rates: Mapping[int, float]
     """Steps a second over the last seconds, by rank."""
+
     step_times: StepTimes | None
     """Of all steps, on the leader's node."""
 

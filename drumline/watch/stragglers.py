@@ -33,9 +33,11 @@ MIN_SLICES = 6
 MIN_STEPS = 20
 """The smallest window. A straggler is slow in 5 of 6 of its slices: a single slow step affects one
 or two."""
+
 WINDOWS = ((2.5, 2.0), (10.0, 1.0))
 """(seconds, multiple of the factor): a much slower rank is reported sooner. Near the limit it may
 be chance, on a busy machine."""
+
 MAX_SLICES = 26
 FORGET_S = 600.0
 IN_STEPS = (
@@ -47,6 +49,7 @@ IN_STEPS = (
     Phase.USER,
 )
 """Evaluations and saves do not count: rank 0 does more of them than the others."""
+
 SLICE_STEPS = 1
 SLICE_S = 0.4
 # In the first steps libraries are loaded, kernels chosen and buffers allocated.

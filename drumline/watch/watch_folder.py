@@ -26,6 +26,7 @@ REPORTED = "reported"
 ENDING = "ending.json"
 FURTHEST_STEP = "furthest-step"
 """The furthest step of the ranks of this node, which the sidecar writes about once a second."""
+
 # How long the sidecar may take to report why a rank has exited; it gathers evidence first.
 DIAGNOSIS_S = 5.5
 POLL_S = 0.05
@@ -44,15 +45,20 @@ class SidecarDiagnosis:
 
     alarm: str
     """`hang` or `failure`."""
+
     action: str
     """`restart`, `stop`, `report` or `none`."""
+
     sentence: str
     was_printed: bool = False
     """Whether it was already printed on this screen."""
+
     what: str = ""
     """The sentence without the alarm, and without what to do."""
+
     rank: int | None = None
     """The rank that it blames; None: the whole host."""
+
     host: str = ""
     is_ranks_error: bool = False
     """Whether it only repeats the error of that rank, which prints it with its traceback."""
@@ -76,10 +82,13 @@ class Ending:
 
     began_s: float
     """When it first asked them to exit, by the monotonic clock."""
+
     grace_s: float
     """After how many seconds the ranks that are left are killed."""
+
     by: str = "launcher"
     """Which part of drumline does it."""
+
     why: str = ""
     """Empty: another rank has failed, or the job is ended."""
 
@@ -92,6 +101,7 @@ class WatchFolder:
     def __init__(self, job: str) -> None:
         self.root: Path | None = None
         """None if no folder could be created: then each start of ranks makes its own."""
+
         self._lock: int | None = None
 
         with contextlib.suppress(OSError):

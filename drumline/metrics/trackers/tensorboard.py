@@ -27,6 +27,7 @@ class TensorBoard:
         if resume_step == 0:
             lines = [f"    {name} = {value}" for name, value in self._config.items()]
             self._writer.add_text("config", "\n".join(lines), global_step=0)
+
         return f"tensorboard --logdir {self._folder}"
 
     def has(self, name: str, step: int) -> bool:
@@ -34,16 +35,20 @@ class TensorBoard:
 
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
-            stamp = {"global_step": record.step, "walltime": record.time}
             for name, value in record.values.items():
-                if isinstance(value, Path):
-                    image = _image_summary(name, value.read_bytes())
-                    self._writer.file_writer.add_summary(image, **stamp)
-                elif isinstance(value, str):
-                    self._writer.add_text(name, value, **stamp)
-                else:
-                    self._writer.add_scalar(name, value, **stamp)
+                self._write_value(name, value, global_step=record.step, walltime=record.time)
+
         self._writer.flush()  # so that a kill loses nothing of it
+
+    def _write_value(self, name: str, value: float | Path | str, **stamp: float) -> None:
+        """`stamp`: the step and the time, as TensorBoard calls them."""
+        if isinstance(value, Path):
+            image = _image_summary(name, value.read_bytes())
+            self._writer.file_writer.add_summary(image, **stamp)
+        elif isinstance(value, str):
+            self._writer.add_text(name, value, **stamp)
+        else:
+            self._writer.add_scalar(name, value, **stamp)
 
     def close(self, outcome: Outcome) -> None:
         self._writer.close()
@@ -54,10 +59,5 @@ def _image_summary(name: str, png: bytes) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     width, height = struct.unpack(">II", png[16:24])
-    image = Summary.Image(
-        height=height,
-        width=width,
-        colorspace=3,
-        encoded_image_string=png,
-    )
+    image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
     return Summary(value=[Summary.Value(tag=name, image=image)])

@@ -78,10 +78,12 @@ def record_of(event: Event, folder: Path) -> Record:
                 values[f"{event['kind']}/{name}"] = float(value)
     elif event["kind"] == "logged":
         values[event["name"]] = _logged_value(event, folder)
+
     return Record(event["step"], event["time"], values)
 
 
 def _logged_value(event: Event, folder: Path) -> float | Path | str:
+    """Of a `logged` event."""
     match event["type"]:
         case "scalar":
             return float(event["value"])

@@ -31,6 +31,7 @@ RETRY_S = 60.0
 CLOSE_S = 10.0
 MAX_CLOSE_S = 60.0
 """How long the end of a run waits for a tracker that does not answer, and for one that does."""
+
 _THREAD = "drumline-tracker"
 _LOGIN = re.compile(r"//[^/\s]+@")
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -55,23 +56,25 @@ class Tracking:
         self._folder = folder
         self._event_file = event_file
         self._id_file = id_file
-        self._changed = threading.Condition()
-        self._waiting: deque[Event] = deque()
-        self._is_closing = False
+
+        self._resume_step = 0
+        self._outcome: Outcome = "failed"
         self._num_events = 0
         self._num_written = 0
         self._warned_of: set[str] = set()
-        self._resume_step = 0
-        self._outcome: Outcome = "failed"
+
+        self._changed = threading.Condition()
+        self._waiting: deque[Event] = deque()
+        self._is_closing = False
         self._busy_since: float | None = None
-        self._thread = threading.Thread(
-            target=self._work,
-            name=f"{_THREAD}-{tracker.name}",
-            daemon=True,
-        )
+        """When the call of the tracker began in which the thread is; None: it waits for events."""
+
+        name = f"{_THREAD}-{tracker.name}"
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
+        """As a sink of the run's events."""
         match event["kind"]:
             case "resume":
                 self._resume_step = event["step"]
@@ -83,17 +86,16 @@ class Tracking:
                 self._put(event)
 
     def _put(self, event: Event) -> None:
+        """For the thread; dropped if too many wait for it."""
         with self._changed:
             self._num_events += _count([event])
-            has_room = len(self._waiting) < MAX_WAITING
-            if has_room:
+            if len(self._waiting) < MAX_WAITING:
                 self._waiting.append(event)
                 self._changed.notify()
-        if not has_room:
-            self._warn(
-                "slow",
-                f"is too slow: {MAX_WAITING:,} events wait for it, and the next ones are dropped",
-            )
+                return
+
+        what = f"is too slow: {MAX_WAITING:,} events wait for it, and the next ones are dropped"
+        self._warn("slow", what)
 
     def finish(self) -> None:
         """No more events follow."""
@@ -105,28 +107,36 @@ class Tracking:
         """Until the tracker has everything, does not answer, or the monotonic clock is at `end`."""
         while self._thread.is_alive() and time.monotonic() < end and not self._is_silent():
             self._thread.join(0.05)
+
         self._thread.join(0.1)
         lost = self._num_events - self._num_written
-        if lost or self._thread.is_alive():
-            silent = "does not answer, and " if self._thread.is_alive() else ""
-            self._warn("end", f"{silent}lacks {lost} of {self._num_events} events of this run")
+        what = f"lacks {lost} of {self._num_events} events of this run"
+        if self._thread.is_alive():
+            self._warn("end", f"does not answer, and {what}")
+        elif lost:
+            self._warn("end", what)
 
     def _is_silent(self) -> bool:
+        """Whether the tracker does not answer."""
         busy_since = self._busy_since
         return busy_since is not None and time.monotonic() - busy_since >= CLOSE_S
 
     # The thread
 
     def _work(self) -> None:
+        """A run that has nothing for the tracker does not open it."""
         events = self._take()
         if not events or not self._open():
             return
+
         if not self._tracker.keeps_past and self._resume_step:
             self._attempt(self._write_past)
+
         while events:
             if self._attempt(partial(self._write, events)):
                 self._num_written += _count(events)
             events = self._take()
+
         self._attempt(lambda: self._tracker.close(self._outcome))
 
     def _take(self) -> list[Event]:
@@ -135,7 +145,8 @@ class Tracking:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             self._busy_since = time.monotonic()
-            return [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+            size = min(len(self._waiting), MAX_BATCH)
+            return [self._waiting.popleft() for _ in range(size)]
 
     def _open(self) -> bool:
         """Again and again, while events wait; False: the run is over."""
@@ -146,6 +157,7 @@ class Tracking:
         return True
 
     def _open_once(self) -> None:
+        """Report where people find the run."""
         run = self._read_id() if self._id_file.exists() else self._make_id()
         address = self._tracker.open(run, resume_step=self._resume_step)
         self._report("note", message=f"{self._tracker.name}: {address}")
@@ -167,6 +179,7 @@ class Tracking:
         return run
 
     def _write_past(self) -> None:
+        """What the run did before this start."""
         events = past_events(self._event_file)
         while batch := [*islice(events, MAX_BATCH)]:
             self._busy_since = time.monotonic()
@@ -184,10 +197,12 @@ class Tracking:
             }
             if values:
                 records.append(replace(record, values=values))
+
         if records:
             self._tracker.write(records)
 
     def _attempt(self, action: Callable[[], Any]) -> bool:
+        """Whether it worked; what it raises is a warning."""
         self._busy_since = time.monotonic()
         try:
             action()
@@ -195,15 +210,17 @@ class Tracking:
             reason = _LOGIN.sub("//***@", summary(error))
             self._warn("failure", f"failed: {reason}; training continues")
             return False
+
         return True
 
     def _warn(self, topic: str, what: str) -> None:
         """Once for each topic."""
-        if topic not in self._warned_of:
-            self._warned_of.add(topic)
-            self._report(
-                "warning", message=f"{self._tracker.name} {what}; {self._event_file} has everything"
-            )
+        if topic in self._warned_of:
+            return
+
+        self._warned_of.add(topic)
+        message = f"{self._tracker.name} {what}; {self._event_file} has everything"
+        self._report("warning", message=message)
 
 
 def _count(events: Iterable[Event]) -> int:

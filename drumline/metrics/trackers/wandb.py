@@ -31,7 +31,9 @@ class WeightsAndBiases:
 
     def open(self, run: str, *, resume_step: int) -> str:
         # Silent: W&B would print between our lines, and ask for a key where there is none.
-        settings = self._wandb.setup(self._wandb.Settings(silent=True)).settings
+        silent = self._wandb.Settings(silent=True)
+        settings = self._wandb.setup(silent).settings
+
         self._run = self._wandb.init(
             id=run,
             resume="allow",
@@ -54,6 +56,7 @@ class WeightsAndBiases:
             self._run.log(values, step=record.step)
 
     def _as_wandb(self, value: float | Path | str) -> Any:
+        """W&B's object of an image or a text; a number as it is."""
         if isinstance(value, Path):
             return self._wandb.Image(str(value))
         if isinstance(value, str):

@@ -41,8 +41,10 @@ class SlowModes:
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
         """Those that were on, in order."""
+
         self._anomaly: AnomalyMode
         """As the user's code has set it."""
+
         self._is_silent = False
         self._turn_on: list[Callable[[], object]] = []
         """The tracers that were on at `silence`."""
@@ -149,8 +151,10 @@ class OtherProfilers:
     def __init__(self) -> None:
         self.line: SampledLine | None = None
         """That began the last one; None: there is none."""
+
         self._is_open = False
         """Whether one of them records."""
+
         self._is_silent = False
 
     def observe(self) -> None:

@@ -55,12 +55,15 @@ from drumline.runs.profile_files import (
 FIRST_INTERVAL_S = 0.001
 SAMPLES_PER_INTERVAL = 2000
 """After so many samples the interval is doubled: a profile of an hour has 30,000."""
+
 SWITCH_INTERVAL_S = 0.0005
 """For as long the sampler waits for a thread that runs Python. With Python's own 5 ms it would see
 only what releases the GIL."""
+
 BUSY_THREAD = 0.2
 """Of a core: a thread that could use more competes for the GIL, and Python's interval is a part of what
 it costs."""
+
 MOST_THREADS = 5
 MOST_SOURCE = 100
 NEW_THREAD = ThreadTimes(run_ns=0, wait_ns=0, num_slices=0)
@@ -68,10 +71,12 @@ NO_LINE = SampledLine(file="", line=0, function="")
 REST = "rest"
 END = "end"
 """The frame from which on the stack is the launcher's, or the engine's own loop."""
+
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 EVALUATION = "evaluation"
 PAUSE_SHARE = 0.3
 """A statement that evaluates for so much of its time is an evaluation."""
+
 INSIDE = {
     "on_device": "forward",
     BUFFERS: "forward",
@@ -215,8 +220,10 @@ class StackView(NamedTuple):
 
     phase: str
     """The outermost that it is in."""
+
     line: SampledLine
     """The innermost of the user's."""
+
     statement: SampledLine
     """The line of a script's training loop, or of a task, that led there; none in the engine's
     loop."""

@@ -30,22 +30,29 @@ from drumline.runs.profile_files import SampledLine, WastedWork, WasteKind
 MOST_CALLS = 10_000
 WIDE = 256
 """A matrix with so many columns may have one-hot rows."""
+
 MOSTLY_ZEROS = 0.95
 SOME_DENORMALS = 0.05
 FEW_ROWS = 0.3
 """Where a linear layer's gradient has no more rows than this, the others are computed in vain."""
+
 SOME_NUMBERS = 0.2
 """Rows with fewer numbers in them are those that a maximum chose, one for each number."""
+
 MANY_CALLS = 8
 FEW_SAMPLES = 4
 """In so many the time of most operations is that of their call."""
+
 SHORTEST = 8
 """A dimension with fewer places is not looked at for padding."""
+
 HALF_TYPES = (torch.bfloat16, torch.float16)
 MANY_EQUAL = 0.5
 """Of the samples of a batch that were in it before: fewer are alike by chance."""
+
 MOST_COMPARED = 1 << 22
 """Of a larger tensor some numbers are compared."""
+
 PRODUCTS = {
     "linear",
     "conv1d",
@@ -69,17 +76,21 @@ class _Call:
 
     module: nn.Module | str
     """Or the name of the product."""
+
     line: SampledLine
     outer: _Call | None
     waste: WasteKind | None = None
     part: float = 1.0
     """How much of the call is `waste`."""
+
     num_samples: int = 0
     """The first dimension of its first input; 0: not known."""
+
     began_s: float = 0.0
     seconds: float = 0.0
     is_differentiated: bool = False
     """Whether its output has a gradient, if anything uses it."""
+
     used: float | None = None
     """Which part of the gradient's rows is not zero; None: there was no gradient."""
 
@@ -116,18 +127,24 @@ class StepInspection(TorchFunctionMode):
         self._open: list[_Call] = []
         """The innermost last. In a backward pass on a thread of its own, as on a GPU, that of the
         step waits."""
+
         self._calls: list[_Call] = []
         self._inputs: dict[int, set[tuple[object, ...]]] = defaultdict(set)
         """By the `id` of the module: what tells the inputs of its calls apart."""
+
         self._num_calls: Counter[nn.Module] = Counter()
         """How often each of those that are trained is called."""
+
         self._padding = 0.0
         """Of all batches, the largest part."""
+
         self._tables: list[WastedWork] = []
         """Embeddings with unused rows."""
+
         self._hooks: list[Any] = []
         self._inspected_s = 0.0
         """How long this inspection took, which no call counts."""
+
         self._now_s = 0.0
 
     def start(self) -> None:

@@ -31,6 +31,7 @@ MOST_COMMAND = 100
 MOST_SYNC_LINES = 10_000
 WORKER_NAME = "pt_data_worker"
 """That torch gives the processes of a DataLoader."""
+
 SYNCHRONIZES = "called a synchronizing CUDA operation"
 NOT_OF_USER = (
     str(Path(torch.__file__).parent),
@@ -45,6 +46,7 @@ class StepObservation:
     stacks: StackSamples
     cpu: CpuUse | None
     """None: the kernel does not count it."""
+
     workers: WorkerUse | None
     process: ProcessUse | None
     """The other process that used most."""
@@ -77,6 +79,7 @@ class CpuUse(NamedTuple):
 
     waited_s: float
     """How long it waited for a CPU."""
+
     ran_s: float
     """How long the thread that takes the steps ran on one."""
 
@@ -168,6 +171,7 @@ class SyncLines:
     def __init__(self) -> None:
         self.lines: list[tuple[int, str]] = []
         """Unix time in ns, just after the call, and the line."""
+
         self._show_warning = warnings.showwarning
         self._waits = [
             (owner, owner.synchronize)

@@ -62,9 +62,11 @@ T = TypeVar("T")
 _END = object()
 MOST_OPEN_S = 10.0
 """For so long the end of a profile waits for collectives that are still open."""
+
 POLL_S = 0.02
 LATER_S = 1.0
 """How often a profiler that could not be stopped is tried again."""
+
 UNSTOPPED: list[Any] = []
 """Profilers that were not stopped: gloo's threads may still write into their memory."""
 
@@ -92,24 +94,32 @@ class TraceCapture:
         self._number = 0
         self._timed_from: tuple[int, float] | None = None
         """The step from which on steps without the profiler are timed, and when it began."""
+
         self._unprofiled_s: float | None = None
         self._with_modes_s: float | None = None
         """Of the steps before, with what is off in the others; None: there is none."""
+
         self._loading_s = 0.0
         """How long the loop waited for batches."""
+
         self._loading_cpu_s = 0.0
         """The CPU time meanwhile."""
+
         self._observation: StepObservation
         self._began_s = 0.0
         self._threads_before: dict[int, int] = {}
         """The CPU time of other threads then."""
+
         self.phases: Phases = {}
         """Where the phases of the loop begin, besides those of torch."""
+
         self.modules: list[torch.nn.Module] = []
         """Those that are trained: where DDP's buckets are looked for."""
+
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizers: Iterable[torch.optim.Optimizer] = []
         """All that take steps, also one inside another one."""
+
         self.num_optimizers = 1
         self._pauses: list[Pause] = []
         self._paused_s = 0.0

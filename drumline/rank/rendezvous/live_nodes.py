@@ -46,6 +46,7 @@ from drumline.watch.fact_differences import (
 CHECK_S = 0.5
 CHECK_FINISHED_S = 2.0
 """Between two reads of the run folder, which may be on slow storage."""
+
 JOIN_S = 30.0
 """How long the ranks of a decided group wait for each other: all of them run already."""
 
@@ -58,10 +59,13 @@ class LiveNodes:
 
     launched: Topology
     """As the launcher gave it."""
+
     patience_s: float
     """How long a node that runs may take to leave a group."""
+
     is_lost_peer: Callable[[BaseException], bool]
     """Whether an error is that of a broken connection."""
+
     has_finished: Callable[[], bool]
     """Whether the run has finished since the launcher of this node began."""
 
@@ -70,19 +74,25 @@ class LiveNodes:
         self.number = topology.rank // topology.local_world_size
         self.is_first = topology.local_rank == 0
         """Whether this is the rank that acts for its node."""
+
         self.stores = NodeStores(topology)
         self.latest = NodeGroup(-1, ())
         """The group that this rank is in, or was in until it broke. A rank that is new to a run is
         in none."""
+
         self.facts: Facts = {}
         """What this rank runs with: a node whose facts differ is refused before the others pause
         for it."""
+
         self.is_broken = False
         """Whether a node has left the group. The loop reads this after each step."""
+
         self.has_joiner = False
         """On the lowest node: whether another waits to join."""
+
         self.ends = False
         """Whether the group ends after the latest step."""
+
         self._checked_at = 0.0
         self._ended = threading.Event()
         self._watcher: threading.Thread | None = None

@@ -33,10 +33,12 @@ WATCH_S = 0.25
 class LiveNode:
     number: int
     """As the launcher counts; it keeps it when it joins again."""
+
     host: str
     address: str
     port: int
     """Of its store."""
+
     process: str
     """Tells this start of its ranks from any other."""
 
@@ -110,12 +112,15 @@ class NodeStores:
         self.process = topology.node_start or secrets.token_hex(8)
         self.own_store: SealedStore | None = None
         """The store of this node."""
+
         self.card = LiveNode(
             topology.rank // topology.local_world_size, topology.host, "", 0, self.process
         )
         """This node, once its first rank, which is this one, has a store."""
+
         self.dead_processes: set[str] = set()
         """Starts of nodes that another start has followed."""
+
         self._connected: dict[str, SealedStore] = {}
 
     def host(self, address: str, port: int, *, timeout_s: float) -> None:
@@ -193,6 +198,7 @@ class NextGroup:
     stores: NodeStores
     own_store: SealedStore
     """That of this node."""
+
     patience_s: float
 
     def __post_init__(self) -> None:

@@ -67,12 +67,16 @@ class Rendezvous:
 
     store: SealedStore
     """The part of the store that is theirs alone."""
+
     nodes: Sequence[Sequence[int]]
     """The ranks of each node; the first of them acts for it."""
+
     hosts: Sequence[str]
     """The host of each node."""
+
     addresses: Sequence[str | None]
     """By which other nodes reach each one; None: it is the host of rank 0's store, or unknown."""
+
     services: Sequence[Mapping[str, Any]]
     """What the `NodeService` of each node returned; empty where there is none."""
 
@@ -100,8 +104,10 @@ class StartOptions:
     began_at: float = field(default_factory=time.monotonic)
     facts: Facts = field(default_factory=dict)
     """What must be the same on all ranks (`rank_facts`)."""
+
     environment: Mapping[str, str] = field(default_factory=dict)
     """Names the network to use."""
+
     service: NodeService | None = None
 
     @property
@@ -158,6 +164,7 @@ class _Joining:
         self.facts = json.dumps(options.facts, sort_keys=True)
         self.name = secrets.token_hex(4)
         """Tells this process, in this start, from any other."""
+
         self.keys = KeyPair() if self.store.secret is None else None
         self.secret = self.store.secret or new_secret()
         service = options.service if topology.local_rank == 0 else None
@@ -177,6 +184,7 @@ class _Joining:
         self.part = self.store
         self.namespace = ""
         """The part of the store that belongs to this rendezvous, once it is known."""
+
         self.notice = WaitNotice(first_s=min(FIRST_NOTICE_S, options.timeout_s / 4))
         self.pause_s = FIRST_POLL_S
 

@@ -38,10 +38,12 @@ class JobConnection:
     def __init__(self) -> None:
         self.heartbeat = HeartbeatWriter()
         """Read by the sidecar, if there is one."""
+
         self.rendezvous: Rendezvous | None = None
         self.topology = Topology()
         self.compilations: CompileMarks | None = None
         """None: torch's compiler is not loaded."""
+
         self._watched: WatchedRank | None = None
         self._monitor: ProgressMonitor | None = None
 
@@ -172,8 +174,10 @@ class CompileMarks:
     """The compilations in steps that were not reported yet, by torch's id: the step at which
     each began. Not those in an evaluation: a model in evaluation mode is compiled again, as it
     should be."""
+
     reported: set[str] = field(default_factory=set)
     """The functions whose recompilation was reported."""
+
     is_usual_until: int = 0
     """The step up to which a recompilation is usual, and not reported."""
 

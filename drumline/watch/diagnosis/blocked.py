@@ -36,9 +36,11 @@ from drumline.watch.heartbeat import Phase
 CERTAINLY_STOPPED_S = 1.0
 """Tools that pause a process by signals (cpulimit, a snapshot) continue it much sooner; debuggers
 and profilers use ptrace, which is a different state."""
+
 _FORK_S = 30.0
 """No healthy process sleeps this long in fork; a shorter sleep may be a user's hook
 (os.register_at_fork)."""
+
 _MAX_PLACES = 4
 _STACK = "its stack is in the diagnosis file"
 # With {0}: the process, {1}: its host.

@@ -96,8 +96,10 @@ def write_diagnosis(
 
 
 def _next_number(folder: Path) -> int:
+    """Of a diagnosis; the first is 1."""
     matches = (_NAME.fullmatch(path.name) for path in folder.iterdir())
-    return max((int(match[1]) for match in matches if match), default=0) + 1
+    numbers = [int(match[1]) for match in matches if match]
+    return max(numbers, default=0) + 1
 
 
 def read_diagnoses(folder: Path) -> list[dict[str, Any]]:
@@ -116,26 +118,28 @@ def read_diagnoses(folder: Path) -> list[dict[str, Any]]:
 def diagnosis_text(raised: RaisedAlarm, cluster: ClusterState, *, unix_s: float) -> str:
     """The file for people: the sentence, a table of the ranks, remarks, stacks and collectives."""
     when = datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    action = _ACTIONS.get(raised.action, raised.action)
     parts = [
         [raised.sentence],
-        [f"{when}. Action: {_ACTIONS.get(raised.action, raised.action)}."],
+        [f"{when}. Action: {action}."],
         _table(raised.diagnosis, cluster),
         list(_remarks(cluster)),
         *_sections("Stacks, the innermost call first", _stacks(raised.diagnosis, cluster)),
         *_sections("Last collectives, the newest last", _collectives(cluster)),
     ]
-    return "\n\n".join("\n".join(map(one_line, part)) for part in parts if part) + "\n"
+    paragraphs = ["\n".join(map(one_line, part)) for part in parts if part]
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def _table(diagnosis: Diagnosis, cluster: ClusterState) -> list[str]:
     """One row for each rank; those that the diagnosis names are marked."""
     has_steps = Evidence(cluster).has_steps
-    return columns(
-        [_HEADINGS, *(_row(diagnosis, rank, has_steps) for rank in cluster.ranks)], right=_RIGHT
-    )
+    rows = [_row(diagnosis, rank, has_steps) for rank in cluster.ranks]
+    return columns([_HEADINGS, *rows], right=_RIGHT)
 
 
 def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, ...]:
+    """The cells of one rank, as in `_HEADINGS`."""
     is_host_named = diagnosis.rank is None and rank.host == diagnosis.host
     is_named = rank.rank == diagnosis.rank or is_host_named
 
@@ -212,12 +216,12 @@ def _collectives(cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _line(collective: Collective) -> str:
+    """The collective, with what is not usual about it."""
     line = collective_name(collective, with_sizes=True)
     if not collective.is_done:
         line += "  <- not done"
     if collective.group != "default_pg":
         line += f"  (group {collective.group})"
-
     return line
 
 
@@ -227,12 +231,19 @@ def _equal(
     """Ranks grouped by equal content, without empty ones."""
     groups: dict[tuple[str, ...], list[RankState]] = {}
     for key, rank in entries:
-        groups.setdefault(key, []).append(rank)
+        if key:
+            groups.setdefault(key, []).append(rank)
 
-    return ((key, ranks) for key, ranks in groups.items() if key)
+    yield from groups.items()
 
 
 def _sections(title: str, entries: Iterable[tuple[str, Sequence[str]]]) -> list[list[str]]:
     """Entries under a title, each with its indented lines; empty without entries."""
-    sections = [[f"{head}:", *(f"  {line}" for line in lines)] for head, lines in entries]
-    return [[title, "-" * len(title)], *sections] if sections else []
+    sections = []
+    for head, lines in entries:
+        indented_lines = [f"  {line}" for line in lines]
+        sections.append([f"{head}:", *indented_lines])
+
+    if not sections:
+        return []
+    return [[title, "-" * len(title)], *sections]

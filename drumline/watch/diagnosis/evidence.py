@@ -43,9 +43,8 @@ class Evidence:
     @cached_property
     def ranks(self) -> list[RankState]:
         lost = {node.node for node in self.cluster.lost}
-        ranks = (
-            rank for node in self.cluster.nodes if node.node not in lost for rank in node.ranks
-        )
+        nodes = [node for node in self.cluster.nodes if node.node not in lost]
+        ranks = [rank for node in nodes for rank in node.ranks]
         return sorted(ranks, key=lambda rank: rank.rank)
 
     @cached_property
@@ -80,14 +79,9 @@ class Evidence:
             return self._behind_by_phase()
 
         group, number = max(waits, key=lambda key: (waits[key], key[1]))
-
-        return [
-            rank
-            for rank in self.in_loop
-            if not pending(rank)
-            and not _has_reached(rank, group, number)
-            and (rank.collectives or not is_blocked(rank))
-        ]
+        outside = [rank for rank in self.in_loop if not pending(rank)]
+        late = [rank for rank in outside if not _has_reached(rank, group, number)]
+        return [rank for rank in late if rank.collectives or not is_blocked(rank)]
 
     def _behind_by_phase(self) -> list[RankState]:
         """The ranks in an earlier phase or step than the furthest, or with fewer collectives."""
@@ -99,9 +93,11 @@ class Evidence:
 
         furthest = max(points.values(), default=None)
         late = [rank for rank in self.in_loop if points.get(rank.rank, furthest) != furthest]
-        newest = max((rank.collective for rank in self.in_loop), default=0)
+        if late:
+            return late
 
-        return late or [rank for rank in self.in_loop if rank.collective < newest]
+        newest = max((rank.collective for rank in self.in_loop), default=0)
+        return [rank for rank in self.in_loop if rank.collective < newest]
 
     def diagnosis(
         self,
@@ -129,7 +125,9 @@ class Evidence:
 
     def since(self, rank: RankState) -> str:
         """`since step 812`; if no steps are counted, `for 12 s`."""
-        return f"since step {rank.step}" if self.has_steps else f"for {duration(rank.still_s)}"
+        if self.has_steps:
+            return f"since step {rank.step}"
+        return f"for {duration(rank.still_s)}"
 
     def where(self, rank: RankState, phase: Phase | None = None) -> str:
         """`in forward since step 812`. `phase` defaults to the rank's own."""
@@ -150,14 +148,16 @@ class Evidence:
         if not blocked:
             return ""
 
-        ranks_are = f"; {plural(len(blocked), 'rank')} {'is' if len(blocked) == 1 else 'are'}"
-        counts = Counter(collective_name(collective) for collective in filter(None, blocked))
+        verb = "is" if len(blocked) == 1 else "are"
+        ranks_are = f"; {plural(len(blocked), 'rank')} {verb}"
+        counts = Counter(map(collective_name, filter(None, blocked)))
         if not counts:
             return f"{ranks_are} waiting for it"
 
-        places = " and ".join(place for place, _ in counts.most_common(2))
-
-        return f"{ranks_are} blocked in {places}{' and others' if len(counts) > 2 else ''}"
+        places = [place for place, _ in counts.most_common(2)]
+        if len(counts) > 2:
+            places.append("others")
+        return f"{ranks_are} blocked in {' and '.join(places)}"
 
 
 def _has_reached(rank: RankState, group: str, number: int) -> bool:
@@ -179,7 +179,9 @@ def has_ended(rank: RankState) -> bool:
 
 def is_done(rank: RankState) -> bool:
     """Whether it has left the loop without an error."""
-    return rank.phase in OUT_OF_LOOP if rank.exit is None else rank.exit in _ORDERLY_EXITS
+    if rank.exit is None:
+        return rank.phase in OUT_OF_LOOP
+    return rank.exit in _ORDERLY_EXITS
 
 
 def has_left(rank: RankState) -> bool:
@@ -207,7 +209,10 @@ def cores_used(process: RankState | WorkerState) -> str:
 
 def pending(rank: RankState) -> Collective | None:
     """The oldest collective that it entered and that is not done."""
-    return next((collective for collective in rank.collectives if not collective.is_done), None)
+    for collective in rank.collectives:
+        if not collective.is_done:
+            return collective
+    return None
 
 
 def is_blocked(rank: RankState) -> bool:
@@ -221,10 +226,6 @@ def is_blocked(rank: RankState) -> bool:
         return True
 
     if rank.stack:
-        return (
-            is_in_collective(rank.stack)
-            and not is_loading(rank.stack)
-            and rank.phase is not Phase.DATA
-        )
-
+        is_in_data = rank.phase is Phase.DATA or is_loading(rank.stack)
+        return is_in_collective(rank.stack) and not is_in_data
     return rank.phase is Phase.BACKWARD and not computes(rank)

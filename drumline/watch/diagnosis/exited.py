@@ -31,6 +31,7 @@ _WAIT_S = 2.5
 _MAX_WAIT_S = 4.5
 """It takes some seconds to know that a host is lost. After the longer one the diagnosis is made
 anyway: the launcher waits 5.5 s for it, and collecting evidence again takes time."""
+
 # how long after a host was lost its last heartbeat may be read on a busy one
 _READ_LATE_S = 0.9
 # exits closer together than this count as simultaneous: processes are observed five times a second

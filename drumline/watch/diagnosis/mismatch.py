@@ -102,7 +102,6 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
 
     hosts = dict.fromkeys(rank.host for side in sides for rank in side.ranks)
     what += "; it is unknown which one is wrong"
-
     return replace(diagnosis, rank=None, host=", ".join(hosts), what=what)
 
 
@@ -125,8 +124,8 @@ def _first_mismatch(ranks: Sequence[RankState]) -> list[Side]:
     rank, its numbers are ahead by one."""
     is_broken = any(has_exited(rank) or rank.failure for rank in ranks)
     sides: dict[tuple[int, str], dict[Signature, Side]] = defaultdict(dict)
-
     not_done: set[tuple[int, str]] = set()
+
     for rank in ranks:
         for collective in rank.collectives:
             if collective.op.startswith(_BETWEEN_TWO):
@@ -139,10 +138,9 @@ def _first_mismatch(ranks: Sequence[RankState]) -> list[Side]:
                 not_done.add(key)
 
     for key in sorted(sides):
-        if len(sides[key]) > 1 and (is_broken or key in not_done):
-            return sorted(
-                sides[key].values(), key=lambda side: (-len(side.ranks), side.ranks[0].rank)
-            )
+        at_number = sides[key].values()
+        if len(at_number) > 1 and (is_broken or key in not_done):
+            return sorted(at_number, key=lambda side: (-len(side.ranks), side.ranks[0].rank))
 
     return []
 
@@ -203,10 +201,10 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
         next_step += ", and let no rank break or return on its own"
 
     disconnected = [rank for rank in inside if rank.failure]
-    if not disconnected:
-        what += evidence.blocked_ranks(left)
-    else:
+    if disconnected:
         what += f"; {names(disconnected)} lost the connection"
+    else:
+        what += evidence.blocked_ranks(left)
 
     return evidence.diagnosis(
         first,
@@ -241,10 +239,11 @@ def _is_stopped_by(left: list[RankState], rank: RankState) -> bool:
         return rank.failure_kind is FailureKind.LOST_PEER
     if has_exited(rank):
         return False
-    if (entered := pending(rank)) is not None:
-        return any(
-            _identity(entered) not in map(_identity, departed.collectives) for departed in left
-        )
+
+    entered = pending(rank)
+    if entered is not None:
+        identity = _identity(entered)
+        return any(identity not in map(_identity, departed.collectives) for departed in left)
 
     # A rank in no collective may have work to do alone, such as a last report.
     return rank.phase not in _ALONE and not is_busy(rank) and is_blocked(rank)
@@ -272,5 +271,4 @@ def find_teardown(evidence: Evidence) -> Diagnosis | None:
     )
 
     next_step = "check in its stack what it waits for; release CUDA graphs before the process group is destroyed"
-
     return evidence.diagnosis(rank, Cause.TEARDOWN, what, next_step)

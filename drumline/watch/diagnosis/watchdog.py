@@ -53,12 +53,14 @@ _GRACE_S = 0.4
 _GRACE_UNKNOWN_S = 1.0
 """After a rank exited, the errors of others, and the launcher's record of its exit, arrive later.
 The longer one is for a rank whose cause is not known yet."""
+
 _MAX_COLLECTING_S = 2.5
 _COLLECTING_S = 0.5
 _AWAKE_S = 2.0
 _SLOW_S = 60.0
 _SLOW_IDLE_S = 10.0
 """When a long phase is reported: if the rank computes, and if it does not."""
+
 _START_S = (
     60.0  # the least time for the first steps: libraries are loaded and kernels compiled in them
 )
@@ -93,6 +95,7 @@ _CHECKS: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
 
 STILL_S = 1.5
 """While a run makes progress, all of its ranks do: no host is lost, and no needed rank has left."""
+
 _LEFT_S = 1.5
 _MAX_GAP_S = (
     1.0  # the most that one observation may add: a sidecar without CPU time has observed nothing
@@ -137,6 +140,7 @@ class IdleTime:
         self.limit_s = _MIN_LIMIT_S  # longer than this without progress and without work is unusual
         self.busy_limit_s = _MIN_BUSY_LIMIT_S
         """The same while some rank computes: long computations do not make long waits usual."""
+
         self.num_moves = 0
         self.last_idle_s = 0.0  # before the latest progress
         self.observed_at: float | None = None
@@ -174,7 +178,6 @@ class IdleTime:
             self.idle_s = 0.0
 
         self._was_untimed = any(rank.phase in UNTIMED for rank in cluster.ranks)
-
         return moved
 
     def add_time(self, now: float, *, at_most_s: float) -> None:
@@ -189,10 +192,10 @@ class IdleTime:
         while self._gaps[0][0] < now - _RECENT_S:
             self._gaps.popleft()
 
-        all_gaps = [gap for _, gap, _ in self._gaps]
         idle_gaps = [gap for _, gap, was_busy in self._gaps if not was_busy]
         self.limit_s = max(_MIN_LIMIT_S, _unusual_s(idle_gaps))
 
+        all_gaps = [gap for _, gap, _ in self._gaps]
         self.busy_limit_s = max(
             _MIN_BUSY_LIMIT_S,
             _BUSY_FACTOR * self.limit_s,
@@ -211,9 +214,8 @@ def _unusual_s(gaps: list[float]) -> float:
     if len(gaps) < 2:
         return 0.0
 
-    second_longest = heapq.nlargest(2, gaps)[1]
+    _, second_longest = heapq.nlargest(2, gaps)
     usual = statistics.median_low(gaps[-_NUM_USUAL:])
-
     return 2.0 * max(second_longest, usual)
 
 
@@ -223,7 +225,10 @@ def _unusual_s(gaps: list[float]) -> float:
 def diagnose(cluster: ClusterState) -> Diagnosis | None:
     """The most likely cause; None: nothing is known about any rank."""
     evidence = Evidence(cluster)
-    return next(filter(None, (check(evidence) for check in _CHECKS)), None)
+    for check in _CHECKS:
+        if diagnosis := check(evidence):
+            return diagnosis
+    return None
 
 
 @dataclass(frozen=True)
@@ -235,8 +240,10 @@ class Recovery:
 
     @property
     def sentence(self) -> str:
-        rank = "" if self.diagnosis.rank is None else f"rank {self.diagnosis.rank} on "
-        return f"the run continues after {duration(self.idle_s)} (it was held up by {rank}{self.diagnosis.host})"
+        who = self.diagnosis.host
+        if self.diagnosis.rank is not None:
+            who = f"rank {self.diagnosis.rank} on {who}"
+        return f"the run continues after {duration(self.idle_s)} (it was held up by {who})"
 
 
 class Watchdog:
@@ -255,18 +262,21 @@ class Watchdog:
         self._lost_s = lost_s
         self._hang_s = math.inf if hang_s is None else hang_s
         self._world_size = world_size
-        self.wants_evidence = (
-            False  # whether to collect evidence from all nodes, diagnose, and call `decide`
-        )
+        self.wants_evidence = False
+        """Whether to collect evidence from all nodes, diagnose, and call `decide`."""
+
         self._idle = IdleTime()
         self._cluster = ClusterState(me=0, nodes=())
         self._first_step: int | None = None
         self._awake_from = 0.0
         self._work: dict[int, deque[bool]] = {}
+        """By rank: whether it worked at the latest observations."""
+
         self._symptoms: frozenset[str] = frozenset()
         self._symptoms_since = 0.0
         self._examined: frozenset[str] = frozenset()
         self._examine_at_s: float | None = None
+
         self._alarm: tuple[Alarm, Diagnosis] | None = None
         self._alarm_at = (0, 0)
         self._alarm_idle_s = 0.0
@@ -326,29 +336,27 @@ class Watchdog:
 
         self._alarm = (alarm, diagnosis)
         self._alarm_at = _progress(self._cluster)
-        self._max_idle_s = 0.0
         self._alarm_idle_s = self._idle.idle_s
-
+        self._max_idle_s = 0.0
         return alarm
 
     def with_duration(self, diagnosis: Diagnosis, *, ends_job: bool) -> Diagnosis:
         """A stall that is reported again says how long it has lasted. `ends_job`: whether a hang
         ends the job."""
-        idle_s = self._idle.idle_s
-        limit_s = self._act_s(diagnosis)
         if diagnosis.may_return and ends_job:
-            wait = f"the watchdog ends the job when this has lasted {duration(self._lost_s)}"
-            return replace(diagnosis, next_step=f"{diagnosis.next_step}; {wait}")
+            end = f"ends the job when this has lasted {duration(self._lost_s)}"
+            return replace(diagnosis, next_step=f"{diagnosis.next_step}; the watchdog {end}")
 
+        idle_s = self._idle.idle_s
         if idle_s < _REPEAT_S:
             return diagnosis
 
+        limit_s = self._act_s(diagnosis)
         end = "does not end the job for this"
         if ends_job and limit_s < math.inf:
             end = f"ends the job after {duration(limit_s)}"
 
         what = f"{diagnosis.what}; for {duration(idle_s)} so far"
-
         return replace(diagnosis, what=what, next_step=f"{diagnosis.next_step}; the watchdog {end}")
 
     def _follow(self, cluster: ClusterState, now: float) -> None:
@@ -384,14 +392,12 @@ class Watchdog:
             has_exited(rank) and rank.exit is None and not rank.failure
             for rank in self._cluster.ranks
         )
-
         grace_s = _GRACE_UNKNOWN_S if is_unknown else _GRACE_S
         if exited and now - self._symptoms_since < grace_s:
             return False
 
         self._examined = symptoms
         self._examine_at_s = self._idle.idle_s + _AGAIN_S / 2
-
         return True
 
     def _other_symptoms(self, now: float) -> frozenset[str]:
@@ -420,7 +426,6 @@ class Watchdog:
         # If something answers, perhaps only the sidecar has exited, and the run continues.
         is_dead = bool(node.how) and node.answer is not Answer.REFUSED
         is_long = self._idle.idle_s >= self._idle.limit_s
-
         return is_unreachable(node) and (is_dead or is_long)
 
     def _is_time(self) -> bool:
@@ -429,15 +434,11 @@ class Watchdog:
         idle_s = self._idle.idle_s
         limit_s = self._idle.limit_s
         if self._examine_at_s is None:
-            self._examine_at_s = max(
-                _SUSPECT_SLOW_S if self._takes_long() else _SUSPECT_S, 0.75 * limit_s
-            )
+            suspect_s = _SUSPECT_SLOW_S if self._takes_long() else _SUSPECT_S
+            self._examine_at_s = max(suspect_s, 0.75 * limit_s)
 
         if idle_s < self._examine_at_s:
             return False
-
-        compile_s = COMPILE_FACTOR * self._hang_s
-        limits = (limit_s, self._idle.busy_limit_s, self._hang_s, compile_s, self._repeat_s())
 
         again = idle_s + max(_AGAIN_S, 0.5 * idle_s)
         if self._alarm is not None and self._alarm[1].may_return:
@@ -445,8 +446,9 @@ class Watchdog:
             # not from the same moment.
             again = idle_s + _SOON_S
 
-        self._examine_at_s = min([limit for limit in limits if limit > idle_s] + [again])
-
+        compile_s = COMPILE_FACTOR * self._hang_s
+        limits = (limit_s, self._idle.busy_limit_s, self._hang_s, compile_s, self._repeat_s())
+        self._examine_at_s = min([again, *(limit for limit in limits if limit > idle_s)])
         return True
 
     # Which alarm to raise
@@ -463,6 +465,7 @@ class Watchdog:
 
         if diagnosis.cause in _ENDED:
             return None
+
         if diagnosis.may_return:
             if idle_s < STILL_S:
                 return None
@@ -522,7 +525,6 @@ class Watchdog:
         other_ranks = [rank for rank in self._cluster.ranks if rank.rank != diagnosis.rank]
         if diagnosis.cause is Cause.TEARDOWN or not other_ranks:
             return True
-
         return not all(map(is_done, other_ranks))
 
     def _is_reported(self, diagnosis: Diagnosis) -> bool:
@@ -546,18 +548,18 @@ class Watchdog:
     def _is_over(self) -> bool:
         """Whether every rank has left the loop and the group, or exited without an error."""
         ranks = self._cluster.ranks
-        is_closing = any(rank.phase is Phase.LEAVING and not has_exited(rank) for rank in ranks)
-
-        return len(ranks) >= self._world_size and all(map(is_done, ranks)) and not is_closing
+        if len(ranks) < self._world_size or not all(map(is_done, ranks)):
+            return False
+        return all(rank.phase is not Phase.LEAVING or has_exited(rank) for rank in ranks)
 
     def _takes_long(self) -> bool:
         """Whether it starts, evaluates, saves, or some ranks are done and others are not."""
-        if self._is_young() or any(map(is_done, self._cluster.ranks)):
+        ranks = self._cluster.ranks
+        if self._is_young() or any(map(is_done, ranks)):
             return True
-
-        untimed = (rank.phase in UNTIMED and not has_exited(rank) for rank in self._cluster.ranks)
-
-        return not self._is_plain() and any(untimed)
+        if self._is_plain():
+            return False
+        return any(rank.phase in UNTIMED and not has_exited(rank) for rank in ranks)
 
     def _is_young(self) -> bool:
         """Whether the run is in its first steps, which are not typical."""
@@ -593,7 +595,6 @@ class Watchdog:
         observations."""
         numbers = self._work if ranks is None else ranks
         recent = (self._work.get(rank, ()) for rank in numbers)
-
         return any(2 * sum(observations) > len(observations) for observations in recent)
 
 
@@ -606,5 +607,4 @@ def _progress(cluster: ClusterState) -> tuple[int, int]:
     """The furthest step, and the furthest collective."""
     step = max((rank.step for rank in cluster.ranks), default=0)
     collective = max((rank.collective for rank in cluster.ranks), default=0)
-
     return step, collective

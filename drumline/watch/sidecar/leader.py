@@ -75,6 +75,7 @@ class Leader:
         self.is_urgent = False
         """Whether a rank has exited or was stopped since the last decision: then the next one is
         made at once."""
+
         # whether the run was ended: what follows is not reported
         self.has_acted = False
 

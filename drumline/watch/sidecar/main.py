@@ -73,6 +73,7 @@ class Sidecar:
         self.is_requested = False
         """Whether SIGTERM was received: a launcher may send it to all processes, and the ranks must
         exit first."""
+
         # the rank that started this process has exited, or is out of its loop
         self.has_lost_starter = False
         self._done_since: float | None = None

@@ -39,9 +39,11 @@ from drumline.watch.watch_folder import start_number
 
 Sample = tuple[str, tuple[str, ...], float]
 """A name of METRICS without its prefix, the values of its labels, and its value."""
+
 PREFIX = "drumline_"
 EVERYWHERE = ("run", "host")
 """Labels of every metric: the name of the run folder, and of the node."""
+
 LATE_S = 0.5
 KEPT_S = 0.2
 TAIL_BYTES = 1 << 18
@@ -83,6 +85,7 @@ OF_TRAIN_EVENTS = {
     "communication_share": ("exposed_communication_ratio", "Share of the time in exposed communication, from 0 to 1."),
 }  # fmt: skip
 """By field of the event: the metric, and its doc."""
+
 OF_RUN = {
     **{name: MetricDeclaration(doc) for name, doc in OF_TRAIN_EVENTS.values()},
     "faults_total": MetricDeclaration("Diagnoses of the watchdog, over the whole run.", ("alarm", "cause")),
@@ -193,8 +196,10 @@ class RunFigures:
         self._diagnoses = Tail(folder.events / "watch.jsonl", last_bytes=TAIL_BYTES)
         self._train: Mapping[str, Any] = {}
         """The newest log line."""
+
         self._mirrored: object = None
         """The step of the newest checkpoint in the mirror, -1: none; None: no mirror."""
+
         self._faults = {(str(alarm), str(cause)): 0 for alarm in Alarm for cause in Cause}
         self._num_stragglers = 0
 

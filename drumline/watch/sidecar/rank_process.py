@@ -13,10 +13,11 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from drumline.base import processes
 from drumline.base.processes import (
@@ -71,6 +72,15 @@ _TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine())
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class UseReading(NamedTuple):
+    """What a process has used up to now."""
+
+    now_s: float
+    cpu_ticks: int
+    io_bytes: int | None
+    """None: not read."""
+
+
 class RankProcess:
     """Its state, and its use of CPU and files since the last observation."""
 
@@ -78,16 +88,18 @@ class RankProcess:
         self.handle = ProcessHandle(pid)
         self.memory = OutOfMemoryCheck(pid)
         self.descendants = Descendants(pid)
+
         self.state = ""
         self.state_since_s = 0.0
-        self._observed_s = math.inf
         self.exit: int | None = None
         self.cpu = 0.0
         self.has_io = False
         self.is_starved = False
+
+        self._observed_s = math.inf
         self._scheduling = Scheduling(pid)
-        self._readings: list[tuple[float, int, int | None]] = []
-        """When, CPU time, and bytes read and written; the newest last."""
+        self._readings: list[UseReading] = []
+        """The newest last."""
 
     def observe(self, now_s: float, *, is_still: bool) -> None:
         """`is_still`: the rank has shown no progress for a while."""
@@ -110,47 +122,48 @@ class RankProcess:
 
             return
 
-        if not self._readings or now_s - self._readings[-1][0] >= MIN_INTERVAL_S:
+        if not self._readings or now_s - self._readings[-1].now_s >= MIN_INTERVAL_S:
             self._measure(stat, now_s, is_still=is_still)
 
     def skip_answer(self, now_s: float) -> None:
         """Do not count the CPU time of an answer as work of the rank."""
         if stat := self.handle.stat():
-            self._readings = [(now_s, stat.cpu_ticks, io_bytes(self.handle.pid))]
+            self._readings = [UseReading(now_s, stat.cpu_ticks, io_bytes(self.handle.pid))]
+
         self.descendants.skip_answer()
         self._scheduling.begin(now_s)
 
     def _measure(self, stat: ProcessStat, now_s: float, *, is_still: bool) -> None:
         """Measure its use of the CPU and of files since the oldest reading."""
         # A rank that makes progress needs no measurement of its files and workers.
-        moved = io_bytes(self.handle.pid) if is_still else None
-        self._readings = [
-            *(self._readings if is_still else self._readings[-1:]),
-            (now_s, stat.cpu_ticks, moved),
-        ]
+        num_bytes = None
+        if is_still:
+            num_bytes = io_bytes(self.handle.pid)
+        else:
+            del self._readings[:-1]
 
-        while len(self._readings) > 2 and now_s - self._readings[1][0] >= MEASURED_S:
+        self._readings.append(UseReading(now_s, stat.cpu_ticks, num_bytes))
+        while len(self._readings) > 2 and now_s - self._readings[1].now_s >= MEASURED_S:
             del self._readings[0]
 
-        begin_s, ticks, _ = self._readings[0]
-        measured_s = now_s - begin_s
+        first = self._readings[0]
+        measured_s = now_s - first.now_s
         if not measured_s or (is_still and measured_s < MIN_MEASURED_S):
             return
 
-        self.cpu = (stat.cpu_ticks - ticks) / (measured_s * TICKS_PER_S)
-        self.has_io = (
-            len({num_bytes for *_, num_bytes in self._readings if num_bytes is not None}) > 1
-        )
+        self.cpu = (stat.cpu_ticks - first.cpu_ticks) / (measured_s * TICKS_PER_S)
+        sizes = {reading.io_bytes for reading in self._readings}
+        self.has_io = len(sizes - {None}) > 1
+        self.is_starved = False
 
         if is_still:
             self.descendants.count(now_s)
             self.cpu += sum(self.descendants.cores.values())
             self.has_io |= self.descendants.has_io
-            self._scheduling.measure(now_s)
 
-        self.is_starved = is_still and (
-            self._scheduling.is_starved or any(self.descendants.are_starved.values())
-        )
+            self._scheduling.measure(now_s)
+            starved_workers = self.descendants.are_starved.values()
+            self.is_starved = self._scheduling.is_starved or any(starved_workers)
 
 
 class Descendants:
@@ -184,32 +197,33 @@ class Descendants:
 
         if now_s - self._searched_s >= SEARCH_EVERY_S:
             self._searched_s = now_s
-            self._pids = []
-
-            new = [self._pid]
-            # Not the sidecar, which the first rank has started.
-            while new := [
-                child for pid in new for child in processes.children(pid) if child != os.getpid()
-            ]:
-                self._pids += new
+            self._pids = list(_search_descendants(self._pid))
 
         stats = {pid: stat for pid in self._pids if (stat := read_stat(pid))}
-        moved = {pid: io_bytes(pid) for pid in stats}
         elapsed_ticks = (now_s - self._counted_s) * TICKS_PER_S
-
         self.cores = {
             pid: (stat.cpu_ticks - self._stats[pid].cpu_ticks) / elapsed_ticks
             for pid, stat in stats.items()
             if pid in self._stats
         }
-
-        self.has_io = any(moved[pid] != self._io_bytes.get(pid) for pid in self.cores)
         self._stats = stats
-        self._io_bytes = moved
         self._counted_s = now_s
+
+        moved = {pid: io_bytes(pid) for pid in stats}
+        self.has_io = any(moved[pid] != self._io_bytes.get(pid) for pid in self.cores)
+        self._io_bytes = moved
+
         self._scheduling = {pid: self._scheduling.get(pid) or Scheduling(pid) for pid in stats}
         for scheduling in self._scheduling.values():
             scheduling.measure(now_s)
+
+
+def _search_descendants(pid: int) -> Iterator[int]:
+    """Without the sidecar, which the first rank has started."""
+    for child in processes.children(pid):
+        if child != os.getpid():
+            yield child
+            yield from _search_descendants(child)
 
 
 class Scheduling:
@@ -238,29 +252,25 @@ class Scheduling:
         if elapsed_s < COUNT_EVERY_S:
             return
 
+        before = self._before
         after = thread_times(self._pid)
-        common = self._before.keys() & after.keys()
-        if (
-            self._pid in common
-            and after[self._pid] == self._before[self._pid]
-            and state_of(self._pid) == "R"
-        ):
+        threads = before.keys() & after.keys()
+        has_not_run = self._pid in threads and after[self._pid] == before[self._pid]
+        if has_not_run and state_of(self._pid) == "R":
             return  # its main thread still waits: the kernel counts that when it has ended
 
         self.is_starved = any(
-            _computes(self._before[thread], after[thread], elapsed_s) for thread in common
+            _computes(after[thread].since(before[thread]), elapsed_s) for thread in threads
         )
         self._before = after
         self._began_s = now_s
 
 
-def _computes(before: ThreadTimes, after: ThreadTimes, elapsed_s: float) -> bool:
+def _computes(used: ThreadTimes, elapsed_s: float) -> bool:
     """Whether a thread needed most of this time, in whole slices."""
-    run_ns = after.run_ns - before.run_ns
-    wanted_s = (run_ns + after.wait_ns - before.wait_ns) / 1e9
-    num_slices = max(1, after.num_slices - before.num_slices)
-
-    return wanted_s >= COMPUTES_SHARE * elapsed_s and run_ns >= SLICE_NS * num_slices
+    needed_s = (used.run_ns + used.wait_ns) / 1e9
+    uses_slices = used.run_ns >= SLICE_NS * max(1, used.num_slices)
+    return uses_slices and needed_s >= COMPUTES_SHARE * elapsed_s
 
 
 def main_thread_waited(pid: int, before: Mapping[int, ThreadTimes], elapsed_s: float) -> bool:
@@ -269,9 +279,10 @@ def main_thread_waited(pid: int, before: Mapping[int, ThreadTimes], elapsed_s: f
     if pid not in before or pid not in after:
         return False
 
-    waited_s = (after[pid].wait_ns - before[pid].wait_ns) / 1e9
+    used = after[pid].since(before[pid])
+    waited_s = used.wait_ns / 1e9
     if state_of(pid) == "R":  # the kernel counts a wait when it has ended
-        waited_s = max(waited_s, elapsed_s - (after[pid].run_ns - before[pid].run_ns) / 1e9)
+        waited_s = max(waited_s, elapsed_s - used.run_ns / 1e9)
 
     return waited_s >= STARVED_SHARE * elapsed_s
 
@@ -287,6 +298,7 @@ class SelfReport:
     number: int | None = None  # the number of the question that it answers
     calls: tuple[tuple[str, int | None, str], ...] = ()
     """File, line and name of the main thread's calls, the innermost first."""
+
     # number and pid of each DataLoader worker that it waits for
     workers: tuple[tuple[int, int], ...] = ()
     collectives: tuple[Collective, ...] = ()
@@ -360,9 +372,8 @@ async def ask_stack(
             return ()
 
         if await _has_handled(pid, thread, within_s, signal):
-            return main_thread_stack(
-                file.read_bytes()[:MAX_BYTES].decode(errors="replace"), _cwd(pid)
-            )
+            text = file.read_bytes()[:MAX_BYTES].decode(errors="replace")
+            return main_thread_stack(text, _cwd(pid))
 
     return ()
 
@@ -375,22 +386,23 @@ def _thread_to_ask(pid: int, signal: int) -> int | None:
     if stat is None or stat.state in STOPPED or not has_signal(status, "SigCgt", signal):
         return None
 
-    thread = pid
-    if stat.state != "R":
-        for number in threads(pid):
-            thread_stat = read_stat(pid, number)
-            if thread_stat is not None and thread_stat.name == ANSWERING_THREAD:
-                thread = number
-                break
-
+    thread = pid if stat.state == "R" else _answering_thread(pid)
     status_of_thread = read_status(pid, thread)
     if status_of_thread.get("State", "D")[0] in ("D", *STOPPED, *EXITED):
         return None
 
-    # A signal that is still pending is enough.
-    return (
-        None if any(has_signal(status_of_thread, kind, signal) for kind in _NOT_HANDLED) else thread
-    )
+    is_pending = any(has_signal(status_of_thread, kind, signal) for kind in _NOT_HANDLED)
+    return None if is_pending else thread  # one signal is enough
+
+
+def _answering_thread(pid: int) -> int:
+    """The main thread, if no other one waits for questions."""
+    for thread in threads(pid):
+        stat = read_stat(pid, thread)
+        if stat is not None and stat.name == ANSWERING_THREAD:
+            return thread
+
+    return pid
 
 
 async def _has_handled(pid: int, thread: int, within_s: float, signal: int) -> bool:
@@ -410,18 +422,14 @@ async def _has_handled(pid: int, thread: int, within_s: float, signal: int) -> b
 def in_fork_s(pid: int) -> float:
     """How long a process that a rank has forked has been asleep in `fork`: it still has the rank's
     handler, and has not registered its own. 0: it has left, or runs."""
-    status = read_status(pid)
     stat = read_stat(pid)
-
-    is_in = has_signal(status, "SigCgt", STACK_SIGNAL) and not has_signal(
-        status,
-        "SigCgt",
-        WORKER_SIGNAL,
-    )
-    if stat is None or stat.state != "S" or not is_in:
+    if stat is None or stat.state != "S":
         return 0.0
 
-    return max(0.0, stat.age_s)
+    status = read_status(pid)
+    has_handler = has_signal(status, "SigCgt", STACK_SIGNAL)
+    has_left = has_signal(status, "SigCgt", WORKER_SIGNAL)
+    return max(0.0, stat.age_s) if has_handler and not has_left else 0.0
 
 
 def stack_lines(pid: int, calls: Iterable[tuple[str, int | None, str]]) -> tuple[str, ...]:
@@ -438,7 +446,6 @@ def fatal_stack(file: Path) -> tuple[str, ...]:
         return ()
 
     _, is_fatal, stacks = text.rpartition("Fatal Python error")
-
     return main_thread_stack(stacks, "") if is_fatal else ()
 
 
@@ -467,13 +474,15 @@ def shorten(file: str, cwd: str) -> str:
 
     if OURS in file:
         return file[file.rindex(OURS) + 1 :]
-    if cwd and file.startswith(cwd.rstrip("/") + "/"):
-        return file[len(cwd.rstrip("/")) + 1 :]
 
+    folder = cwd.rstrip("/") + "/"
+    if cwd and file.startswith(folder):
+        return file.removeprefix(folder)
     return "/".join(file.split("/")[-2:]) if file.startswith("/") else file
 
 
 def _cwd(pid: int) -> str:
+    """The folder of a process; empty: not known."""
     try:
         return str(Path(f"/proc/{pid}/cwd").readlink())
     except OSError:

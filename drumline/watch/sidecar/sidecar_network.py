@@ -31,6 +31,7 @@ MAX_PROBES = 32  # at once: sockets are few
 CLOSING_TURNS = 3
 """Turns of the event loop after which a connection that was being made at the close is made, and
 ended."""
+
 REPLACED = "it connected again"
 CLOSED = "the network was closed"
 
@@ -53,10 +54,12 @@ class SidecarNetwork:
             peer.node: peer for peer in peers if peer.node != me and min(peer.node, me) < NUM_HUBS
         }
         """The nodes that this node is connected with."""
+
         # connections that were closed for what arrived on them, by the reason
         self.refused: Counter[str] = Counter()
         self._unsendable: set[tuple[str | None, str]] = set()
         """The kinds of messages and errors that were warned about."""
+
         self._secret = secret
         self._on_message = on_message
         self._acceptor = None if listener is None else Acceptor(listener, self._make_connection)

@@ -45,9 +45,11 @@ class SidecarReporter:
         self._run = None if options.run is None else Path(options.run)
         self._writer = f"{options.host}-{os.getpid()}"
         """Names this process among the sidecars that write to the run folder."""
+
         self._thread = ThreadPoolExecutor(1, "run-folder")
         self._newest: Future[None] | None = None
         """The write that was queued last."""
+
         self._num_events = 0
         self._reported_errors: set[int | None] = set()
 

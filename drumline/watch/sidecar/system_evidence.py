@@ -43,11 +43,13 @@ def kernel_lines(since: float) -> tuple[str, ...]:
     # The log's clock is not adjusted by NTP as time.monotonic() is: on a machine that is up for
     # months they differ by minutes.
     age_s = time.monotonic() - since
-    begin_us = (time.clock_gettime(time.CLOCK_MONOTONIC_RAW) - age_s - SLACK_S) * 1e6
-    records = map(parse_log_record, _log_records())
-    lines = (text for moment_us, text in records if moment_us >= begin_us and _MATTERS.search(text))
+    begin_s = time.clock_gettime(time.CLOCK_MONOTONIC_RAW) - age_s - SLACK_S
 
-    return tuple(list(lines)[-MAX_LINES:])
+    lines = []
+    for moment_us, text in map(parse_log_record, _log_records()):
+        if moment_us >= begin_s * 1e6 and _MATTERS.search(text):
+            lines.append(text)
+    return tuple(lines[-MAX_LINES:])
 
 
 def parse_log_record(record: bytes) -> tuple[int, str]:
@@ -57,8 +59,8 @@ def parse_log_record(record: bytes) -> tuple[int, str]:
     priority, _, moment_us = head.split(",")[:3]
     # above the lowest three bits is the kind of program; the kernel's is 0
     is_kernel = int(priority) < 8
-
-    return int(moment_us), text.partition("\n")[0] if is_kernel else ""
+    first_line, _, _ = text.partition("\n")
+    return int(moment_us), first_line if is_kernel else ""
 
 
 def _log_records() -> list[bytes]:
@@ -98,7 +100,7 @@ class OutOfMemoryCheck:
     def evidence(self) -> str:
         """Which memory was used up, if the kernel killed this process for it: `the limit of 512 MiB
         of its control group`. Empty: there is no such evidence."""
-        kills = [match for line in kernel_lines(self._since) if (match := _OOM_KILL.match(line))]
+        kills = list(filter(None, map(_OOM_KILL.match, kernel_lines(self._since))))
         knows_pids = NAMESPACE.exists() and NAMESPACE.stat().st_ino == FIRST_NAMESPACE
 
         own_kills = [match for match in kills if knows_pids and int(match["pid"]) == self._pid]
@@ -112,14 +114,17 @@ class OutOfMemoryCheck:
             return f"the limit of {memory_size(limit)} of its control group"
 
         host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
         return f"the memory of the whole host, {memory_size(host_bytes)}"
 
 
 def num_kills(folder: Path) -> int:
     """How many processes of the group were killed so far."""
-    lines = (line for name in COUNTERS for line in _text(folder / name).splitlines())
-    return next((int(count) for kind, count in map(str.split, lines) if kind == "oom_kill"), 0)
+    for name in COUNTERS:
+        for line in _text(folder / name).splitlines():
+            kind, count = line.split()
+            if kind == "oom_kill":
+                return int(count)
+    return 0
 
 
 def tightest_limit(folder: Path, top: Path) -> int | None:
@@ -127,7 +132,6 @@ def tightest_limit(folder: Path, top: Path) -> int | None:
     folders = [ancestor for ancestor in (folder, *folder.parents) if ancestor.is_relative_to(top)]
     texts = (_text(group / name).strip() for group in folders for name in LIMITS)
     limits = [int(text) for text in texts if text.isdigit()]
-
     return min((limit for limit in limits if limit < NO_LIMIT), default=None)
 
 
@@ -146,6 +150,7 @@ def memory_group(pid: int) -> tuple[str, Path, Path]:
 
 
 def _text(path: Path) -> str:
+    """Empty: there is no such file, or it may not be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:

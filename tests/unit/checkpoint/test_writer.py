@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from drumline.checkpoint.store import WritingRank
 from drumline.checkpoint.writer import CapturedState, CheckpointWriter
+from drumline.rank.sealed_store import SealedStore
 
 
 def make_writer(root: Path) -> CheckpointWriter:
@@ -58,3 +60,31 @@ def test_an_error_is_raised_once_where_it_is_taken(tmp_path: Path) -> None:
     assert not writer.has_news
     writer.start(captured(2), copies=True)
     assert writer.take() is not None
+
+
+def test_other_writers_do_not_wait_for_a_save_that_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "drumline.checkpoint.writer.gather_json", lambda value: [["host", 0], ["host", 1]]
+    )
+    job_store = SealedStore(dist.HashStore(), "a secret")
+    writers = []
+    for rank in (0, 1):
+        writer = CheckpointWriter(
+            tmp_path, WritingRank(rank, "host"), torch.device("cpu"), publish=lambda newest: None
+        )
+        monkeypatch.setattr(SealedStore, "clone", lambda store: store)
+        writer.choose_writers("ranks", job_store, local_rank=rank, num_shards=1)
+        writers.append(writer)
+
+    def fail() -> None:
+        raise OSError("no disk")
+
+    writers[1].start(captured(1), copies=True)
+    writers[0].start(captured(1, fail), copies=True)
+    with pytest.raises(OSError, match="no disk"):
+        writers[0].take()
+    is_done = writers[1].wait(timeout_s=5.0)
+    writers[1]._end.set()
+    assert is_done
