@@ -29,6 +29,7 @@ from drumline.rank.torch_internals import copy_to_each
 
 Kind = Literal["device", "pinned", "host", "none"]
 _ALIGNMENT = 512
+
 # Tensors are copied as integers of their size: so every type has a kernel, and there are few
 # groups. float32, the most common type, needs no view.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

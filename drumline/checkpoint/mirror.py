@@ -253,6 +253,7 @@ class Mirror:
         self._run.check_owner(self._id)
 
     def _check_open(self) -> None:
+        """Raise if the run has ended."""
         # Where nodes continue without a lost one, the next mirror may have begun.
         if self._is_closed:
             raise _ClosedError
@@ -418,6 +419,7 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
 
         records.extend(run.fetch_files(folder))
         run.write_marker(folder, continues=True)
+
         # Last: it makes the run folder one to resume.
         step, skipped = run.restore_newest(mirrored, folder / CHECKPOINTS)
     except DrumlineError as error:

@@ -334,10 +334,12 @@ class MirroredRun:
         return []
 
     def _put_owners(self, ids: list[str]) -> None:
+        """The last one uploads from here on."""
         self.store.put(MARKER, json.dumps({"ids": ids}).encode())
 
 
 def object_name(step: int, file: str) -> str:
+    """`checkpoints/step-00000040/model.safetensors`."""
     return f"{CHECKPOINTS}/{catalog.folder_name(step)}/{file}"
 
 

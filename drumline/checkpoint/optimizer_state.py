@@ -154,6 +154,7 @@ def _differences(
     """How the saved optimizer differs from this one: class, groups, names and shapes."""
     saved_class = document.get("class")
     here = type(optimizer).__name__
+
     # a checkpoint of an earlier version has no class
     if saved_class not in (None, here):
         yield f"the optimizer is {saved_class} in the checkpoint and {here} here"

@@ -135,6 +135,7 @@ class Checkpoint:
         self._check_can_save(step)
         with self._saving():
             self.wait()
+
             # Buffers are saved from rank 0: all ranks continue with its, as a resumed run does.
             for model in self._models.values():
                 if all(buffer.device == self._device for buffer in model.buffers()):

@@ -149,11 +149,13 @@ class ShardedTensors(Tensors):
             _check_pieces(name, pieces, self._shapes[name])
 
     def __getitem__(self, name: str) -> Tensor:
+        """A whole tensor."""
         if name in self._whole:
             return self._whole[name]
         return self.rows(name, Rows(0, self.shape(name)[0]))
 
     def __iter__(self) -> Iterator[str]:
+        """The names of the whole tensors."""
         return iter([*self._whole, *self._pieces])
 
     def __len__(self) -> int:

@@ -291,4 +291,5 @@ def check_rng_file(path: Path, saved: Tensors) -> None:
 
 
 def _rng_name(rank: int) -> str:
+    """Of the tensor with the random state of a rank."""
     return f"rank-{rank:05d}"

@@ -46,11 +46,13 @@ from drumline.runs import catalog, manifest
 from drumline.runs.manifest import FileRecord, Manifest
 
 _TENSORS = ".safetensors"
+
 # Large enough that a thread that hashes or writes seldom needs the GIL, which the training thread
 # uses.
 _PIECE_BYTES = 8 << 20
 _WORTH_A_THREAD = 1 << 20
 POLL_S = 0.02
+
 # Another host's files may appear late on a network file system.
 SEEN_S = 10.0
 SHARE_THE_FOLDER = "give a --run on a volume that all nodes share, or --checkpoint.writers one"
@@ -97,6 +99,7 @@ def write(
     of tensors. `part_writers`: the other processes that write to the folder.
     """
     final = root / catalog.folder_name(step)
+
     # Not indented: that encoder is written in Python, and would hold the GIL for milliseconds
     # during a step.
     texts = {
@@ -118,6 +121,7 @@ def write(
             created = datetime.now(UTC).isoformat(timespec="seconds")
             numbers = {name: float(value) for name, value in metrics.items()}
             record = Manifest(step, created, numbers, files, non_finite)
+
             # The last file of a checkpoint, which is complete with it.
             write_file(partial / manifest.FILE_NAME, [manifest.render(record)])
     except BaseException as error:
@@ -164,6 +168,7 @@ def write_tensors(partial: Path, files: Files, stream: Stream) -> dict[str, File
 
 
 def file_name(name: str) -> str:
+    """Of a file of tensors."""
     return f"{name}{_TENSORS}"
 
 
@@ -322,6 +327,7 @@ class SaveMessages:
         self._end = end
 
     def send(self, key: str, value: Any) -> None:
+        """To all that take part in this save."""
         self._store.set(key, json.dumps(value))
 
     def wait_for(self, *keys: str) -> tuple[str, Any]:
@@ -400,6 +406,7 @@ class Collector:
         return from_json(dict[str, FileRecord], reply["files"])
 
     def _check_file(self, path: Path, record: FileRecord, writer: WritingRank) -> None:
+        """Refuse a file that is not in the folder as this host sees it."""
         if not _becomes_true(lambda: path.is_file() and path.stat().st_size == record.size):
             raise CheckpointError(
                 f"{path.name}, which {writer} has written, is not in {path.parent} on {self.this_rank.host}: "

@@ -100,6 +100,7 @@ def _header(tensors: Tensors) -> bytes:
 
 
 def _order(tensors: Tensors) -> list[str]:
+    """In which a file holds them."""
     # The widest types first: every tensor then starts at a multiple of its own item size.
     return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
 

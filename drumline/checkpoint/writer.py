@@ -299,5 +299,6 @@ class CheckpointWriter:
         )
 
     def _messages(self) -> SaveMessages:
+        """Those of the save in progress."""
         assert self._store is not None
         return SaveMessages(self._store, self._num_saves, end=self._end)

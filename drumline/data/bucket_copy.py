@@ -33,6 +33,7 @@ from drumline.storage.object_store import ObjectStore, open_store
 
 # Small objects wait for the network most of the time.
 NUM_THREADS = 8
+
 # A future takes 2 kB, and a bucket may have millions of objects.
 NUM_SUBMITTED = 10_000
 POLL_S = 1.0
@@ -141,6 +142,7 @@ class BucketCopy:
         finally:
             store.stop()  # Ctrl-C need not wait for what is being fetched; what holds the lock does
             pool.shutdown(cancel_futures=True)
+
             # also after a failure: the next start continues from here
             self._write(record)
 

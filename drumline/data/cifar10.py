@@ -29,11 +29,13 @@ _NEXT_STEP = (
     "download cifar-10-python.tar.gz or cifar-10-binary.tar.gz, unpack it, and give the folder as "
     "--data.dir or DATASET_DIR"
 )
+
 # A file of CIFAR-10 has 31 MB and 40,000 opcodes.
 MAX_BYTES = 64 << 20
 MAX_OPCODES = 200_000
 _INTEGERS = ("BININT1", "BININT2", "BININT", "LONG1")
 _TEXTS = ("SHORT_BINSTRING", "BINSTRING")
+
 # Those that Python 2 wrote.
 _OPCODES = {
     *_INTEGERS,

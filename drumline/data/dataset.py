@@ -172,6 +172,7 @@ def gather_rows(array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool
 
     kind = torch.from_numpy(np.empty(0, dtype=array.dtype)).dtype
     rows = empty_rows((len(indices), *array.shape[1:]), kind, pinned=pinned)
+
     # In any other mode numpy would make a second copy; the bounds were checked above.
     np.take(array, indices, axis=0, out=rows.numpy(), mode="clip")
     return rows
@@ -306,6 +307,7 @@ def fingerprint(dataset: Any) -> str:
         request = BatchRequest(0, index, index + 1, shuffled=False)
         first = content_hash(maker[request])
         second = content_hash(maker[request])
+
         # A sample that is not the same twice (from a generator that the dataset keeps) is left out:
         # ranks with the same dataset must not be reported as different.
         digest.update(first if first == second else b"")

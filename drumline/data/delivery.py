@@ -259,6 +259,7 @@ def _prepare_worker(worker: int) -> None:
     """Run by each worker when it starts."""
     gc.freeze()
     gc.enable()
+
     # torchrun, Slurm and Ctrl-C signal the whole process group. The rank decides what to do: it may
     # finish its step and save, and needs its workers for that.
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
@@ -272,6 +273,7 @@ def _with_dead_workers_named(iterator: Any) -> Iterator[Any]:
         yield from iterator
     except (OSError, EOFError, RuntimeError) as error:
         processes = worker_processes(iterator)
+
         # torch's own notice of the death, by a signal, may come at any moment.
         with suppress(RuntimeError):
             exited = wait([process.sentinel for process in processes], timeout=0.5)

@@ -34,6 +34,7 @@ from drumline.data.stream_readers import StreamReader, UnknownLengthError, read_
 from drumline.watch.heartbeat import LoopHeartbeats
 
 _END = object()
+
 # the same each time: evaluation must not depend on the seed of the run
 _STREAM_SEEDS = (0, 0xE7A1)
 
@@ -259,6 +260,7 @@ class IndexedLoader(Loader):
         self._producer = BatchProducer(maker, options, device)
         self._delivery = Delivery(device, maker.finish)
         self._batches: Iterator[Any] = iter(())
+
         # the step that the next of these batches belongs to
         self._batches_at: Cursor | None = None
 
@@ -453,6 +455,7 @@ class IndexedEvaluationLoader(EvaluationLoader):
         options: LoadingOptions,
     ) -> None:
         super().__init__(dataset, sharding)
+
         # The seed matters only for a dataset that is random even in evaluation: its samples are the
         # same each time.
         maker = batch_maker_for(dataset, options, device, seed=0)
@@ -553,6 +556,7 @@ class StreamEvaluationLoader(EvaluationLoader):
         check_stream(dataset)
         self._device = device
         reader = EvaluationReader(dataset, sharding=sharding, seed=0, collate=options.collate)
+
         # No warning about several workers: the training loader has already logged it.
         self._producer = BatchProducer(
             reader, replace(options, workers=min(options.workers, 1)), device

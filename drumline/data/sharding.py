@@ -27,16 +27,20 @@ from drumline.base.errors import UsageError
 from drumline.runs.ledger_entries import LedgerEntry
 
 _MASK = (1 << 64) - 1
+
 # The odd number nearest 2**64 divided by the golden ratio: its multiples are spread evenly over 64
 # bits.
 _GOLDEN = 0x9E3779B97F4A7C15
+
 # Multipliers and shifts of the splitmix64 finaliser, a bijection of 64-bit integers.
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
+
 # Zero-dimensional arrays: numpy would convert a scalar each time.
 _ARRAY_MULTIPLIERS = tuple(np.array(multiplier, dtype=np.uint64) for multiplier in _MULTIPLIERS)
 _ARRAY_SHIFTS = tuple(np.array(shift, dtype=np.uint64) for shift in _SHIFTS)
 _DROPPED_BITS = np.uint64(11)  # a float64 holds 53 of 64 bits
+
 # Pairs of Feistel rounds of a shuffle: the fewest that make every order of five samples about
 # equally likely (chi-square over 24,000 seeds; five pairs fail it). A pair takes about five
 # microseconds per batch.
@@ -114,6 +118,7 @@ def permute(
 
     grid = _grid(length, seed, epoch)
     indices = _shuffle(positions, grid)
+
     # The grid has up to sqrt(length) extra cells. A position that lands on one is shuffled again
     # until it lands inside ("cycle walking"): a bijection of the grid becomes one of the positions.
     while indices.max() >= length:
@@ -325,6 +330,7 @@ def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
     count = sharding.shards_used(stop - start)
 
     sizes = sharding.uneven_sizes(stop - start)
+
     # With one shard per rank: what the rank with the most samples needs. The others do the same
     # number of forward passes, because some of these hold collectives (SyncBatchNorm, or a user's
     # loop without no_sync).
@@ -449,6 +455,7 @@ class Ledger:
         self._epoch = 0
         self._stride = 0
         self._count = 0
+
         # What the next step of the current entry would cover; initially no step matches.
         self._low = -1
         self._high = -1

@@ -77,8 +77,10 @@ class StreamLoader(Loader):
         self._delivery = Delivery(device, clone if device.type == "cpu" else lambda batch: batch)
         self._position = StreamPosition()  # of a resumable stream
         self._answers: Iterator[Any] = iter(())
+
         # the step that the next of these answers belongs to
         self._answers_at: Cursor | None = None
+
         # read, and kept until all of it is taken
         self._current: StreamStep | None = None
         self._steps_of_epochs = 0  # of those that this loader has read to their end

@@ -26,6 +26,7 @@ from drumline.data.sharding import Cursor, Sharding, StepPlan, hash_integers, pl
 
 _END = object()
 _BEGINNING = -1  # the position whose seed `iter` itself is called with
+
 # These make the seeds of streams differ from all others that are made from (seed, ...).
 _SHARED_SEEDS = 0xDEA1
 _RANK_SEEDS = 0x0A17
@@ -139,6 +140,7 @@ class SharedStreamReader(StreamReader):
         sharding = self._sharding
         smallest = self._sharding.min_shard_size
         own_shards = sharding.own_shards(sharding.batch_size)
+
         # With one more sample the batch has enough for all its shards. Placeholders are made from
         # the first samples.
         num_kept_by_all = max(smallest, sharding.num_shards * smallest - 1)

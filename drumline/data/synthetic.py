@@ -14,6 +14,7 @@ from drumline.data.sharding import Draws
 from drumline.data.tokens import inputs_and_targets
 
 _SPLITS: dict[Split, int] = {"train": 0, "eval": 1}
+
 # The `stream` of the draws for each.
 _LABELS = 1
 _NOISE = 2
@@ -47,6 +48,7 @@ class SyntheticImages(ImageDataset):
         self._length = _num_samples(split, samples)
         self._part = _SPLITS[split]
         self._seed = seed
+
         # [class, channel, height, width]: a grid of 4x4 random bytes, enlarged.
         draws = Draws(seed, 0, np.arange(classes, dtype=np.int64))
         coarse = _random_bytes(draws, 3 * 4 * 4, stream=_PATTERNS).reshape(classes, 3, 4, 4)
@@ -83,6 +85,7 @@ class SyntheticTokens(TwoPartDataset):
         self._part = _SPLITS[split]
         self._seed = seed
         self._context = context
+
         # The n-th token after x is factors[n] * x + terms[n], so that a batch needs no loop over
         # positions.
         factors = [1]

@@ -79,10 +79,12 @@ class TokenWindows(TwoPartDataset):
         self.vocab_size = tokens.vocab_size
         self._name = tokens.name
         rows = np.asarray(tokens.values)[: length * window].reshape(length, window)
+
         # The same bits as signed integers: torch has few operations for the wider unsigned types.
         self._rows = rows.view(f"i{kind.itemsize}") if kind.itemsize > 1 else rows
         self._kind = kind
         self._torch_kind = torch.from_numpy(np.empty(0, dtype=kind)).dtype
+
         # A meta.json may be wrong, and the error of a GPU would not explain it.
         self._may_exceed = tokens.is_stated and np.iinfo(kind).max >= self.vocab_size
 
@@ -109,6 +111,7 @@ class TokenWindows(TwoPartDataset):
 def inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
     """All tokens of each window but the last, and all but the first, as int64."""
     count, window = rows.shape
+
     # A view of both, so that they are widened and laid out in one copy.
     pair = rows.as_strided((2, count, window - 1), (rows.stride(1), *rows.stride()))
     widened = pair.to(torch.int64, copy=True, memory_format=torch.contiguous_format)

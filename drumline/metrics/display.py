@@ -19,9 +19,11 @@ from drumline.runs.events import RESERVED, Event, as_json
 
 _LABEL_WIDTH = 12
 _SECONDS_BETWEEN_STEPS = 5.0
+
 # The fields of a train or evaluation event that are not metrics of the task.
 _BOOKKEEPING = RESERVED | {"grad_norm"}
 _MIN_SHARE = 0.05
+
 # What happened to the rank, or to its host, by the cause of the diagnosis.
 _FAULTS = {
     "exception": "crashed",
@@ -103,6 +105,7 @@ class PlainDisplay(Display):
         self._last_train_time = float("-inf")
 
     def show_train(self, event: Event) -> None:
+        """`step  70/460   loss 0.5000   lr 0.0983   8,123 samples/s   0:12 left`."""
         if event["time"] - self._last_train_time < _SECONDS_BETWEEN_STEPS:
             return
 
@@ -119,11 +122,13 @@ class PlainDisplay(Display):
         self.show_line(event, evaluation_line(event, self.epochs))
 
     def show_line(self, event: Event, line: str) -> None:
+        """With the time of day; further lines of it are indented."""
         now = time.strftime("%H:%M:%S", time.localtime(event["time"]))
         first, *items = as_lines(line)
         show_lines([f"{now} {first}", *(f"  {item}" for item in items)], stream=self._stream)
 
     def show_page(self, event: Event, page: Page) -> None:
+        """The heading, the rows, then each command below what it is for."""
         lines = [page.heading]
         lines += [f"  {label:<{_LABEL_WIDTH}} {value}" for label, value in page.rows]
         for label, command in page.commands.items():
@@ -136,6 +141,7 @@ class JsonDisplay(PlainDisplay):
     """The same lines as JSON objects, with the fields of the events."""
 
     def show_page(self, event: Event, page: Page) -> None:
+        """The heading says it; the rows are fields of the event."""
         self.show_line(event, page.heading)
 
     def show_line(self, event: Event, line: str) -> None:

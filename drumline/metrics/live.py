@@ -53,9 +53,11 @@ class LiveDisplay(Display):
         return not self._console.is_dumb_terminal
 
     def close(self) -> None:
+        """The bar stays as it is."""
         self._live.stop()
 
     def show_train(self, event: Event) -> None:
+        """Draw the bar again, at most ten times a second."""
         self._train = event
         if not self._live.is_started:
             self._live.start()
@@ -67,6 +69,7 @@ class LiveDisplay(Display):
             self._live.refresh()
 
     def show_evaluation(self, event: Event) -> None:
+        """Above the bar."""
         line = Text(display.evaluation_line(event, self.epochs))
         line.highlight_regex(r"\b[a-z]\w*", "dim")  # the names of the numbers
         self._print(line)
@@ -79,6 +82,7 @@ class LiveDisplay(Display):
         self.close()  # the error is printed below the bar
 
     def show_line(self, event: Event, line: str) -> None:
+        """Above the bar, in the colour of its kind."""
         kind = event["kind"]
         if kind == "preempted":
             self.close()
@@ -90,6 +94,7 @@ class LiveDisplay(Display):
         self._console.print(Padding(line, (0, 0, 0, len(_MARGIN)), expand=False))
 
     def show_page(self, event: Event, page: Page) -> None:
+        """With space around it, and commands that can be copied as a line."""
         is_end = event["kind"] == "end"
         if is_end:
             self._live.transient = True  # the summary replaces the bar

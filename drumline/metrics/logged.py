@@ -86,6 +86,7 @@ def _as_array(name: str, value: Any) -> np.ndarray[Any, Any]:
 def _as_pixels(name: str, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """HxW or HxWx3 in bytes."""
     pixels = image
+
     # as torch has it: the channels first
     if image.ndim == 3 and image.shape[0] in (1, 3):
         pixels = image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)

@@ -42,6 +42,7 @@ class Meter:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Of the metrics; empty while they are not known."""
         return self._names or ()
 
     def prepare(self, names: Iterable[str]) -> None:
@@ -121,6 +122,7 @@ class Meter:
     def _lay_out(self, names: Sequence[str]) -> None:
         """New sums, all 0: of the loss, the weight and these metrics."""
         self._sums = torch.zeros(2 + len(names), dtype=self.dtype, device=self._device)
+
         # Views made once: adding to one of them is a single operation on the device.
         self.loss, self._weight, *metrics = self._sums.unbind()
         self._metrics = dict(zip(names, metrics, strict=True))

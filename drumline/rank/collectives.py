@@ -184,6 +184,7 @@ def collective_counter() -> Callable[[], int]:
 
 
 def _is_alone() -> bool:
+    """Whether there is no other rank."""
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
@@ -195,6 +196,7 @@ def _device() -> torch.device:
 
 
 def _encode(value: Any) -> Tensor:
+    """As JSON, in a tensor of bytes."""
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 

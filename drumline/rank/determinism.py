@@ -29,10 +29,12 @@ RNG_BYTES = 12 * 1024
 _RNG_VERSION = 1
 _RNG_HEADER = struct.Struct("<8sI4I")  # a mark, the version, the length of each part
 _RNG_MARK = b"drum-rng"
+
 # key, position, whether a normal draw is waiting, that draw
 _NUMPY = struct.Struct("<624IiId")
 _GPU_BYTES = 16  # seed and offset
 _TORCH = struct.Struct("<QiiQ")  # seed, left, seeded, next; then the table
+
 # key and position, whether a normal draw is waiting, that draw
 _PYTHON = struct.Struct("<625I?d")
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -151,6 +153,7 @@ def check_rng(state: Tensor) -> list[bytes]:
     parts = [packed[start:end] for start, end in pairwise(ends)]
 
     _, left, seeded, following = _TORCH.unpack_from(parts[0])
+
     # `left` numbers of the table are unused, from `following` on; (1, 0) is a generator that was
     # just seeded.
     is_inside = 0 < left <= 624 and following == 625 - left
@@ -179,9 +182,11 @@ def use_deterministic_kernels() -> None:
     """Let torch use only kernels that give the same bits each time, and refuse operations that have
     none."""
     torch.use_deterministic_algorithms(True)
+
     # The search for the fastest kernel measures times, so it does not choose the same one each
     # time.
     torch.backends.cudnn.benchmark = False
+
     # A debugging aid that costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

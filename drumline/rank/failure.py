@@ -20,6 +20,7 @@ from drumline.rank.sealed_store import SealedStore, decoded
 FIRST = "failure/first"
 CLAIM_WAIT_S = 2.0
 _POLL_S = 0.05
+
 # How long to wait for a failed rank's report, which may be slow on a busy machine.
 REPORT_WAIT_S = 10.0
 
@@ -54,10 +55,12 @@ class Failure:
 
     @property
     def origin(self) -> Place:
+        """The rank that raised it."""
         return self.raised_by or self.place
 
     @property
     def sentence(self) -> str:
+        """`rank 3 on gpu-02 crashed at step 1841: ValueError: label 7 is out of range`."""
         return self.diagnosis or f"{self.place.clause('crashed')}: {self.error}"
 
     def record(self) -> FailureRecord:

@@ -34,6 +34,7 @@ from drumline.rank.torch_internals import process_groups, set_group_timeout
 QUIET_S = 0.02
 LEAVE_S = 30.0
 RELEASE_S = 2.0
+
 # NCCL would register the buffers of a collective in a CUDA graph, which all ranks must do for the
 # same collective; but a new batch shape, or a failed capture, may happen on one rank only.
 NO_REGISTRATION = ("NCCL_GRAPH_REGISTER", "0")

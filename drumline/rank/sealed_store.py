@@ -26,6 +26,7 @@ from drumline.base.untrusted import from_json, parse_json
 SEALED = b"sealed "
 HASH_LETTERS = 64
 POLL_S = 0.05
+
 # A process that writes faster than that can block the store, but it cannot forge values.
 MOST_TRIES = 100
 FOREIGN_WAIT = timedelta(seconds=5)
@@ -81,6 +82,7 @@ class SealedStore:
         self.raw.multi_set(list(keys), sealed)  # type: ignore[attr-defined]  # torch has it, its types do not
 
     def get(self, key: str) -> bytes:
+        """As `multi_get`, of one."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -97,6 +99,7 @@ class SealedStore:
         self._read(keys, timedelta(seconds=remaining_s))
 
     def check(self, keys: Sequence[str]) -> bool:
+        """Whether this job has written all of these."""
         return self.peek_all(keys) is not None
 
     def peek(self, key: str) -> bytes | None:
@@ -178,6 +181,7 @@ class SealedStore:
         return hmac.digest(self._key, message, hashlib.sha256).hex().encode()
 
     def _seal(self, key: str, value: str | bytes) -> bytes:
+        """What is stored: the mark, the hash and the value."""
         plain = value.encode() if isinstance(value, str) else value
         if self._key is None:
             return plain

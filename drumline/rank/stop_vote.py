@@ -27,6 +27,7 @@ from typing import Any
 from drumline.rank.sealed_store import SealedStore
 
 CANCELLED = "cancelled"
+
 # A rank whose thread writes nothing for this long is lost or unreachable: then no rank can save.
 PATIENCE_S = 60.0
 LITTLE_PATIENCE_S = 10.0

@@ -54,6 +54,7 @@ def open_tcp_store(
 def listen_for_store(address: str, port: int = 0) -> tuple[int, int]:
     """A socket at that address only (its descriptor, which the store then owns), and its port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
+
     # It listens at once: until then another process can bind to it too.
     with socket.create_server((address, port), family=family, backlog=BACKLOG) as listener:
         port = listener.getsockname()[1]
@@ -135,6 +136,7 @@ def _break_after(connection: socket.socket, after_s: int) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, after_s // 3))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, after_s // 6))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+
     # After a cut TCP doubles the wait before each retransmission; Linux 6.15 and later can limit
     # it.
     with contextlib.suppress(OSError):

@@ -27,6 +27,7 @@ from torch import Tensor
 COLUMNS = 4096
 WORD_BYTES = 4
 ROW_BYTES = COLUMNS * WORD_BYTES
+
 # How much is processed at once. Products, and on a CPU their words too, are 64 bits wide: 32 MiB
 # each.
 CHUNK_BYTES = 1024 * ROW_BYTES
@@ -37,6 +38,7 @@ def hash_tensors(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """One int64 for each tensor, on `device`: a hash of its bits in index order, its type and its
     shape."""
     hashes: dict[int, Tensor] = {}
+
     # By device, so that the few on another device (an optimizer's counters, on the CPU) are copied
     # at once.
     for source in {tensor.device for tensor in tensors}:
@@ -91,6 +93,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
     """A tensor's content in the order of its indices, as bytes, on its device; the same memory, if
     the tensor has no gaps."""
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+
     # A tensor of one element has no gaps whatever its stride, but `view` takes no other than 1.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 

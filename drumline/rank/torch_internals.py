@@ -299,6 +299,7 @@ def awaited_workers(frames: Iterable[FrameType]) -> list[tuple[int, int]]:
         if is_loading and not iterator._shutdown:
             # There is no such list before all of them are started.
             needed = getattr(iterator, "_workers_status", [True] * len(iterator._workers))
+
             # Workers may be added meanwhile.
             pairs = zip(list(iterator._workers), needed, strict=False)
             return [(n, worker.pid) for n, (worker, is_needed) in enumerate(pairs) if is_needed]
@@ -333,6 +334,7 @@ def abandon_workers(iterator: Any) -> None:
     from torch.utils.data._utils import signal_handling
 
     iterator._shutdown = True
+
     # torch must not report their deaths
     signal_handling._remove_worker_pids(id(iterator))
     iterator._worker_pids_set = False

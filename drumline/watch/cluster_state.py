@@ -17,6 +17,7 @@ class Collective:
     """One collective as a rank's flight recorder has it."""
 
     group: str  # torch's name for the process group: `default_pg`
+
     # counted in its group on this rank: the same collective has the same number on every rank
     number: int
     op: str  # `all_reduce`, `broadcast`, ...
@@ -44,17 +45,22 @@ class RankState(RankProgress):
 
     host: str
     age_s: float = 0.0  # how long it has been in this phase
+
     # how long ago the last progress without a mark was seen; None: never
     moved_s: float | None = None
     state: str = "S"  # as in /proc: R S D T t Z; X: exited
     state_s: float = 0.0  # for how long it has been seen in that state
+
     # cores that it and its descendants used since the last observation
     cpu: float = 0.0
+
     # whether one of its threads computes, and mostly waits for a CPU
     is_starved: bool = False
     has_io: bool = False  # whether it read or wrote files since the last observation
+
     # its exit code, or minus the signal that killed it; None: it runs, or it is unknown
     exit: int | None = None
+
     # after which grace period drumline killed it; None: it did not
     killed_after_s: float | None = None
     asked_to_exit: bool = False  # whether it exited after drumline had asked it to
@@ -64,8 +70,10 @@ class RankState(RankProgress):
     # evidence that the kernel killed it out of memory: `the limit of 512 MiB of its control group`
     memory: str = ""
     workers: tuple[WorkerState, ...] = ()
+
     # the main thread's calls, the innermost first: `file.py:12 in name`
     stack: tuple[str, ...] = ()
+
     # whether its answering thread, and so Python, runs. None: it was not asked.
     answers: bool | None = None
     collectives: tuple[Collective, ...] = ()  # the latest ones, the newest last
@@ -105,6 +113,7 @@ class Answer(StrEnum):
     REFUSED = (
         "refused"  # the host is up, but its sidecar, and the rank that keeps the port, have exited
     )
+
     # the first rank still has the port: only its sidecar has exited or gets no CPU time
     TAKEN = "taken"
 
@@ -152,6 +161,7 @@ class ClusterState:
 
     @property
     def ranks(self) -> list[RankState]:
+        """The last states of all, in order."""
         return sorted(
             (rank for node in self.nodes for rank in node.ranks), key=lambda rank: rank.rank
         )

@@ -24,8 +24,10 @@ NEXT_STEPS = {
     "script": "use the same code on every node: the same commit, without local changes",
     "machine": "The slowest GPU slows all ranks, and last bits may differ.",
 }
+
 # Groups in which a difference is only a warning.
 WARNINGS = {"machine"}
+
 # Groups that list what is loaded: rank 0 may well have imported more than the others.
 OF_WHAT_IS_LOADED = {"code", "packages", "script"}
 

@@ -18,6 +18,7 @@ class FailureKind(StrEnum):
     LOST_PEER = (
         "lost_peer"  # a connection to another rank broke: most likely that one failed before
     )
+
     # ranks entered different collectives, or one with different sizes
     MISMATCH = "mismatch"
     DISK_FULL = "disk_full"  # or over its quota
@@ -28,6 +29,7 @@ class FailureKind(StrEnum):
 
 _LOST_PEER_TYPES = ("DistNetworkError", "DistStoreError")  # torch.distributed
 _TORCH_TYPES = ("RuntimeError", "DistError", "DistBackendError")
+
 # gloo's, NCCL's, c10d's and the kernel's texts, within one of torch's errors.
 _LOST_PEER_TEXTS = (
     "gloo/transport",
@@ -44,12 +46,14 @@ _LOST_PEER_TEXTS = (
     "socket closed",
     "failed to recv",
 )
+
 # gloo's, and two of torch's debug mode (TORCH_DISTRIBUTED_DEBUG).
 _MISMATCH_TEXTS = (
     "preamble.length",
     "collective mismatch",
     "detected mismatch between collectives",
 )
+
 # The kernel's, in errors of libraries that drop the errno.
 _DISK_FULL_TEXTS = ("no space left", "disk quota")
 
@@ -64,6 +68,7 @@ def failure_kind(error: BaseException) -> FailureKind:
         return FailureKind.LOST_PEER
     if _has(text, _MISMATCH_TEXTS):
         return FailureKind.MISMATCH
+
     # A dataset may lose its own connections: those are Python's errors, not torch's.
     if (kind in _TORCH_TYPES or "gloo/transport" in text) and _has(text, _LOST_PEER_TEXTS):
         return FailureKind.LOST_PEER

@@ -46,6 +46,7 @@ class Phase(IntEnum):
     START = 0  # before the first step: the job is built, restored, warmed up
     DATA = 1
     FORWARD = 2
+
     # gradients are reduced here: most waits for other ranks are in this phase
     BACKWARD = 3
     OPTIMIZER = 4
@@ -181,6 +182,7 @@ def _markers(memory: memoryview) -> tuple[Callable[..., None], Callable[[int], N
     def mark(following: int, counted: int = per_mark) -> None:
         nonlocal phase, since, marks
         now = clock()
+
         # This store first: a rank that is stopped between the two stores has not entered the new
         # phase.
         spent_by_phase[phase] = spent[phase] = spent[phase] + (now - since)
@@ -245,6 +247,7 @@ class RankProgress:
     num_marks: int = 0
     collective: int = 0  # how many collectives its process group has begun
     num_moves: int = 0  # how often its monitor thread saw progress without a mark: rank/watched/progress_monitor.py
+
     # by phase: the total time spent in it, without that in the present one
     spent_s: tuple[float, ...] = ()
     failure: str = ""  # its own last error

@@ -68,6 +68,7 @@ class ReplicaDifference:
         return Place(host=self.hosts[rank], rank=rank, step=step)
 
     def suspect_hosts(self) -> str:
+        """Where the suspects are, as a list in words."""
         return self._hosts_of(self.suspects)
 
     def _hosts_of(self, ranks: Sequence[int]) -> str:

@@ -64,6 +64,7 @@ class RunStatus:
             return False
         if self.status is None or self.status["has_ended"] or self.age_s > RESTART_S:
             return True
+
         # a launcher may restart it
         if (last := self.last_event) is None or last["kind"] == "error":
             return False
@@ -74,6 +75,7 @@ class RunStatus:
 
     @property
     def state(self) -> RunState:
+        """In one word."""
         if not self.has_ended:
             return "running"
         return "stopped" if self.last_event is None else _STATES[self.last_event["kind"]]
@@ -104,6 +106,7 @@ class RunStatus:
         )
 
     def _how_it_ended(self) -> str:
+        """By its last event; without one, by its status."""
         if (last := self.last_event) is not None:
             how = ENDS[last["kind"]].format(
                 step=last.get("step"),
@@ -129,6 +132,7 @@ class RunStatusReader:
         self._changed: tuple[float, float] | None = None
 
     def read(self) -> RunStatus:
+        """The status of this moment."""
         # In this order: a run that ends meanwhile has written its last event before it releases the
         # folder.
         status = read_status_file(self._run / STATUS_FILE)
@@ -160,6 +164,7 @@ def _last_event(folder: RunFolder) -> dict[str, Any] | None:
 
     events = [parse_line(line) or {} for line in reversed(lines)]
     event = _closing(events)
+
     # A command that is refused leaves a run that ended as it is.
     before = _closing(_before_refusals(events))
     if event.get("kind") == "error" and before.get("kind") in ("end", "preempted"):

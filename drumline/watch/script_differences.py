@@ -50,6 +50,7 @@ class ScriptComparison:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._reported: set[str] = set()
+
         # the last step at which a module was the same on all ranks
         self._equal_at: dict[str, int] = {}
 

@@ -33,6 +33,7 @@ ANSWERING_THREAD = "drumline-answer"
 REPORT_SUFFIX = "report.json"
 MAX_CALLS = 48
 NUM_COLLECTIVES = 16
+
 # `fully_shard` calls variants of these: `_all_gather_base`, `reduce_scatter_tensor_coalesced`.
 SHARDED = re.compile(r"^_?(all_gather|reduce_scatter)_\w+$")
 
@@ -48,6 +49,7 @@ def write_report(
     path = folder / f"rank-{rank:05d}.{REPORT_SUFFIX}"
     new = path.with_suffix(".new")
     report: dict[str, Any] = {"number": number, "calls": main_thread_calls()}
+
     # That Python answers is worth reporting, whatever became of torch's private functions.
     with contextlib.suppress(Exception):
         report.update(torch_report())
@@ -62,6 +64,7 @@ def register_stack_signals(path: Path) -> None:
     # Opened to append: the reader empties the file, and the next stacks begin it again.
     file = path.open("a", encoding="utf-8")
     faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
+
     # In a worker it is the main thread that gets the signal, and its own stack is enough.
     os.register_at_fork(
         after_in_child=lambda: faulthandler.register(

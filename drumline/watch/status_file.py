@@ -24,6 +24,8 @@ RATES_S = 10.0
 
 
 class RankStatus(TypedDict):
+    """What one rank does."""
+
     rank: int
     host: str
     step: int
@@ -36,7 +38,9 @@ class RankStatus(TypedDict):
     failure: str | None
 
 
-class LostHost(TypedDict):  # one that sends no heartbeats
+class LostHost(TypedDict):
+    """One that sends no heartbeats."""
+
     host: str
     ranks: list[int]
     no_heartbeat_s: float
@@ -53,6 +57,8 @@ class Notice:
 
 @dataclass(frozen=True)
 class RunPace:
+    """How fast the run is."""
+
     rates: Mapping[int, float]
     """Steps a second over the last seconds, by rank."""
 
@@ -60,7 +66,9 @@ class RunPace:
     """Of all steps, on the leader's node."""
 
 
-class StatusRecord(TypedDict):  # the content of the file
+class StatusRecord(TypedDict):
+    """The content of the file."""
+
     version: int
     time: float
     leader: str

@@ -51,6 +51,7 @@ class StatusRow:
 
     @property
     def cells(self) -> tuple[str, ...]:
+        """The texts, in the order of the columns."""
         return tuple(map(one_line, astuple(self)[:-1]))
 
 

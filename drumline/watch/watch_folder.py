@@ -34,6 +34,7 @@ MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes a folder of our own in it
 PREFIX = "drumline-watch-"
 START = "start-"
 IN_USE = "in-use"
+
 # For heartbeats, stacks and flight recorders of a node. Containers often have a small /dev/shm,
 # which loaders fill.
 NEEDED_BYTES = 4 << 20
@@ -94,10 +95,13 @@ class Ending:
 
     @property
     def kills_at_s(self) -> float:
+        """When the ranks that are left are killed."""
         return self.began_s + self.grace_s
 
 
 class WatchFolder:
+    """The folders of one job on this node: one for each start of its ranks."""
+
     def __init__(self, job: str) -> None:
         self.root: Path | None = None
         """None if no folder could be created: then each start of ranks makes its own."""
@@ -112,6 +116,7 @@ class WatchFolder:
         self._written: set[int] = set()
 
     def close(self) -> None:
+        """From here on the next job may remove it."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -160,6 +165,7 @@ class WatchFolder:
         return read_json(int, self.current / FURTHEST_STEP) or 0
 
     def has_sidecar(self) -> bool:
+        """Whether the sidecar of this start runs."""
         return self.current is not None and has_sidecar(self.current)
 
 

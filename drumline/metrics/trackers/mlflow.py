@@ -12,6 +12,7 @@ from drumline.metrics.trackers.tracker import Outcome, Record, load_package
 _MEDIA = "media"
 _TAG = "drumline.run"
 _STATUS: Mapping[Outcome, str] = {"finished": "FINISHED", "preempted": "KILLED", "failed": "FAILED"}
+
 # What a server takes in one request.
 _MAX_METRICS = 1000
 _MAX_PARAMS = 100
@@ -45,6 +46,7 @@ class MLflow:
         """By name, the steps that MLflow has, where it was asked."""
 
     def open(self, run: str, *, resume_step: int) -> str:
+        """Add the settings that MLflow does not have."""
         if not self._run:
             self._begin(run)
 
@@ -72,6 +74,7 @@ class MLflow:
         self._params = started.data.params
 
     def has(self, name: str, step: int) -> bool:
+        """Of a run that MLflow continues it is asked, once for each name."""
         if not self._is_continued:
             return False
 
@@ -81,6 +84,7 @@ class MLflow:
         return step in self._steps[name]
 
     def write(self, records: Sequence[Record]) -> None:
+        """Numbers first, in few requests; then each artifact."""
         metrics = [metric for record in records for metric in self._metrics_of(record)]
         for batch in _batches(metrics, _MAX_METRICS):
             self._client.log_batch(self._run, metrics=batch, synchronous=True)

@@ -23,6 +23,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def open(self, run: str, *, resume_step: int) -> str:
+        """A run that begins writes its settings as a text."""
         self._writer = self._package.SummaryWriter(str(self._folder), purge_step=resume_step + 1)
         if resume_step == 0:
             lines = [f"    {name} = {value}" for name, value in self._config.items()]
@@ -31,6 +32,7 @@ class TensorBoard:
         return f"tensorboard --logdir {self._folder}"
 
     def has(self, name: str, step: int) -> bool:
+        """What a resumed run repeats was hidden by `open`."""
         return False
 
     def write(self, records: Sequence[Record]) -> None:

@@ -163,6 +163,7 @@ class Tracking:
         self._report("note", message=f"{self._tracker.name}: {address}")
 
     def _read_id(self) -> str:
+        """That of the start before."""
         run = str(parse_json(read_regular(self._id_file))["run"])
         if _ID.fullmatch(run) is None:  # it becomes a part of a query
             raise ValueError(

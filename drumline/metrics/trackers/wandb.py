@@ -30,6 +30,7 @@ class WeightsAndBiases:
         self._first_step = 0
 
     def open(self, run: str, *, resume_step: int) -> str:
+        """Under the name that the user's variables give it, or that of the folder."""
         # Silent: W&B would print between our lines, and ask for a key where there is none.
         silent = self._wandb.Settings(silent=True)
         settings = self._wandb.setup(silent).settings
@@ -51,6 +52,7 @@ class WeightsAndBiases:
         return step < self._first_step
 
     def write(self, records: Sequence[Record]) -> None:
+        """Each record at its own step."""
         for record in records:
             values = {name: self._as_wandb(value) for name, value in record.values.items()}
             self._run.log(values, step=record.step)

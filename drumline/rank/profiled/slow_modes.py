@@ -76,6 +76,7 @@ class SlowModes:
         return bool(self.names)
 
     def silence(self) -> None:
+        """Remember those that are on, and turn them off."""
         self.are_on()
         self._is_silent = True
         ANOMALY_CALLS["set_anomaly_enabled"](False)
@@ -102,6 +103,7 @@ class SlowModes:
         self._turn_on.clear()
 
     def _set_anomaly(self, is_on: bool, check_nan: bool = True) -> None:
+        """In place of torch's function: what the user's code sets takes effect at `resume`."""
         self._anomaly = AnomalyMode(is_on, check_nan)
         if is_on:
             self.names[ANOMALY] = None
@@ -188,21 +190,25 @@ class OtherProfilers:
             self._replace()
 
     def _replace(self) -> None:
+        """From here on torch's profilers call this object."""
         replacements = (self._prepare, self._enable, self._disable)
         for name, call in zip(PROFILER_CALLS, replacements, strict=True):
             setattr(profiler, name, call)
 
     def _prepare(self, *args: Any, **kwargs: Any) -> None:
+        """One of the user's is about to begin."""
         self.line = line_of_user(sys._getframe(1))
         if not self._is_silent:
             PROFILER_CALLS["_prepare_profiler"](*args, **kwargs)
 
     def _enable(self, *args: Any) -> None:
+        """It begins."""
         if not self._is_silent:
             self._is_open = True
             PROFILER_CALLS["_enable_profiler"](*args)
 
     def _disable(self) -> Any:
+        """It ends; what it has recorded."""
         if not self._is_open:
             return self._result
 

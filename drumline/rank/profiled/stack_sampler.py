@@ -154,6 +154,7 @@ def package_of(file: str) -> str:
 
 
 def _with_source(line: SampledLine) -> SampledLine:
+    """The line with its text, if that can be read."""
     text = linecache.getline(line.file, line.line).strip() if line.file else ""
     return replace(line, source=text[:MOST_SOURCE])
 
@@ -190,6 +191,7 @@ class RunnableClock:
         return time.clock_gettime_ns(self._cpu_clock) + queued_ns
 
     def close(self) -> None:
+        """From here on `now_ns` must not be called."""
         if self._schedule is not None:
             os.close(self._schedule)
 

@@ -27,6 +27,7 @@ from drumline.rank.profiled.stack_sampler import NEW_THREAD, StackSampler
 from drumline.runs.profile_files import ProcessUse, StackSamples, WorkerUse
 
 MOST_COMMAND = 100
+
 # What reads a profile takes no more than DOCUMENT_BYTES of a file.
 MOST_SYNC_LINES = 10_000
 WORKER_NAME = "pt_data_worker"

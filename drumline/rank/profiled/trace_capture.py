@@ -206,6 +206,7 @@ class TraceCapture:
             self._range.__exit__(None, None, None)
             self._observation.stop()
             self.is_recording = False
+
             # collectives may be open, and nothing may block here
             UNSTOPPED.append(self._profiler)
 
@@ -243,6 +244,7 @@ class TraceCapture:
         return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
     def _now(self) -> float:
+        """When all that was started on the device has ended."""
         self._synchronize()
         return time.perf_counter()
 
@@ -330,6 +332,7 @@ class TraceCapture:
         )
 
     def _mark_step(self) -> None:
+        """A range in the trace, until the step ends."""
         self._range = record_function(f"{STEP_MARK}{self._number}")
         self._range.__enter__()
 

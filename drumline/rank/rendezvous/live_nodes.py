@@ -213,9 +213,11 @@ class LiveNodes:
             self._break()
 
     def _leads(self) -> bool:
+        """Whether this rank acts for the lowest node."""
         return self.is_first and self.number == self.latest.members[0].number
 
     def _break(self) -> None:
+        """The group cannot continue: end what this rank waits for in it."""
         self.is_broken = True
         self._close_connections()
 
@@ -295,6 +297,7 @@ class LiveNodes:
             self.latest = NextGroup(before, self.stores, own_store, self.patience_s).agree()
         else:
             own_store.set(f"local/{before.generation}/{self.launched.local_rank}", "1")
+
             # Not `wait`: when another client peeks at a value that is not there, torch's store ends
             # all waits for it.
             while (decision := own_store.peek(f"decision/{before.generation}")) is None:
@@ -381,6 +384,7 @@ class LiveNodes:
         """Refuse to join nodes that run another code, or with other settings, before they pause for
         this one."""
         published = decoded(dict[str, Any], store.peek(NodeStores.FACTS))
+
         # a node that has just joined has none there
         their_facts = published or self.facts
         values = []

@@ -23,6 +23,7 @@ from drumline.rank.sealed_store import SealedStore, decoded
 from drumline.rank.tcp_store import break_dead_connections, open_tcp_store
 
 CONNECT_S = 3.0
+
 # A host that loses its power closes no connection: without an answer for so long it is lost.
 SILENT_S = 15
 POLL_S = 0.05
@@ -31,6 +32,8 @@ WATCH_S = 0.25
 
 @dataclass(frozen=True)
 class LiveNode:
+    """A node that trains, or waits to."""
+
     number: int
     """As the launcher counts; it keeps it when it joins again."""
 
@@ -171,6 +174,7 @@ class NodeStores:
         return None
 
     def _open(self, address: str, port: int) -> SealedStore:
+        """Connect to the store there."""
         base = open_tcp_store(address, port, timeout_s=CONNECT_S)
         return SealedStore(base, self._topology.secret)
 
@@ -221,6 +225,7 @@ class NextGroup:
         return decided
 
     def _peers(self) -> list[LiveNode]:
+        """The other nodes of the group before."""
         members = self.before.members
         return [member for member in members if member.process != self.stores.process]
 
@@ -282,6 +287,7 @@ class NextGroup:
 
                 is_dead = peer.process in self.stores.dead_processes
                 state = "refused" if is_dead else peer.probe()
+
                 # otherwise there was no connection for a moment only
                 if state != "open":
                     waiting.remove(peer)
@@ -293,6 +299,7 @@ class NextGroup:
         return self._group_of(arrived)
 
     def _has_arrived(self, peer: LiveNode) -> bool:
+        """Whether that node waits for this one's decision."""
         process = self.own_store.peek(f"arrived/{self.before.generation}/{peer.number}")
         return process == peer.process.encode()
 

@@ -30,8 +30,10 @@ OF_BACKEND = {
         "NCCL_NVLS_ENABLE", "NCCL_PROTO", "NCCL_SOCKET_FAMILY", "TORCH_NCCL_USE_COMM_NONBLOCKING",
     ),
 }  # fmt: skip
+
 # Arguments of launchers, which some scripts keep in their settings.
 OWN_TO_A_RANK = {"rank", "local_rank", "node_rank"}
+
 # Values that mean the same as not set.
 DEFAULTS = {
     "NCCL_COLLNET_ENABLE": "0",
@@ -162,6 +164,7 @@ def code_hashes() -> dict[str, str]:
         # The script is always called __main__; its file's name is clearer. A forked rank has it
         # twice.
         shown = Path(file).name if name in ("__main__", "__mp_main__") else name
+
         # A checkout on another system may have other line endings.
         hashes[shown] = blake3.blake3(text.replace(b"\r\n", b"\n")).hexdigest(6)
 

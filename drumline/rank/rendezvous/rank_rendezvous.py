@@ -32,6 +32,7 @@ from drumline.watch.fact_differences import Facts, check_differences
 
 FIRST_POLL_S = 0.01
 LAST_POLL_S = 0.2
+
 # what rank 0 finds at its deadline is better reported than what each other rank does at its own
 DECISION_GRACE_S = 2.0
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -81,6 +82,7 @@ class Rendezvous:
     """What the `NodeService` of each node returned; empty where there is none."""
 
     def node_of(self, rank: int) -> int:
+        """The number of the node that has this rank."""
         return next(node for node, ranks in enumerate(self.nodes) if rank in ranks)
 
 
@@ -112,6 +114,7 @@ class StartOptions:
 
     @property
     def deadline(self) -> float:
+        """By the monotonic clock."""
         return self.began_at + self.timeout_s
 
 
@@ -207,6 +210,7 @@ class _Joining:
         cards = self._cards()
         names = {rank: [card["name"], card["host"]] for rank, card in cards.items()}
         keys = None
+
         # no secret was given: each rank gets one for this start, wrapped
         if self.keys is not None:
             keys = wrap_secret(self.keys, self.secret, cards, self.namespace)

@@ -26,6 +26,7 @@ UNKNOWN_NAME_S = 30.0  # a pod's name may exist later than the pod
 READ_S = 2.0
 POLL_S = 0.02
 Decision = dict[str, Any]
+
 # By port: a group that was left keeps its store, and the next one uses it too.
 _hosted: dict[int, dist.TCPStore] = {}
 

@@ -36,6 +36,7 @@ from drumline.rank.rendezvous.rank_store import agree, outcome, value_of
 VARIABLES = {"gloo": GLOO_VARIABLE, "nccl": NCCL_VARIABLE}
 UNKNOWN_NETWORK = "NAME_OF_THE_NETWORK"
 MAX_LINES = 8
+
 # A late or unexpected reply does not show that the port is closed.
 CLOSED = (Reason.NO_ANSWER, Reason.REFUSED, Reason.NO_ROUTE)
 
@@ -213,6 +214,7 @@ class ClosedPath:
 
     @property
     def is_wrong_network(self) -> bool:
+        """Whether the target listens on one that leads to no other host."""
         is_loopback = self.target.address.startswith("127.") or self.target.address == "::1"
         return is_loopback or self.working not in (None, self.target.interface)
 

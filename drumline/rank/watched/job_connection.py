@@ -35,6 +35,8 @@ OUTSIDE_STEPS = (Phase.START, Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE)
 
 
 class JobConnection:
+    """Of one rank; without a group or a sidecar its parts do nothing."""
+
     def __init__(self) -> None:
         self.heartbeat = HeartbeatWriter()
         """Read by the sidecar, if there is one."""
@@ -70,6 +72,7 @@ class JobConnection:
         """For the rendezvous. None: this rank is not to be watched. `live`: a lost node does not
         end the others. `prometheus`: where the sidecar serves metrics."""
         is_needed = self.topology.world_size > 1 or prometheus is not None
+
         # An unknown name is an error.
         if not {"on": True, "auto": is_needed, "off": False}[config.sidecar]:
             return nullcontext()
@@ -204,4 +207,5 @@ class CompileMarks:
         self.heartbeat.mark(Phase.COMPILE, 0)
 
     def _end(self, _: Any) -> None:
+        """The phase before continues."""
         self.heartbeat.mark(self._before, 0)

@@ -77,6 +77,7 @@ class NodeWatch:
     def prepare(self) -> dict[str, Any]:
         """Make the watch folder of this node."""
         self._folder = make_watch_folder(self._given)
+
         # Of a node that was lost, and that this group continues without.
         (self._folder / DIAGNOSIS).unlink(missing_ok=True)
 

@@ -60,11 +60,13 @@ class ProgressMonitor:
             last = (count, sign)
             last_marks = marks
             count = num_collectives()
+
             # The main thread may be changing what is read: it is read again in a second.
             with contextlib.suppress(Exception):
                 sign = self._sign()
 
             marks = self._heartbeat.num_marks
+
             # marks say more, and sooner
             if (count, sign) != last and marks == last_marks:
                 self._heartbeat.move(count)
@@ -87,6 +89,7 @@ def num_collectives() -> int | None:
     """How many the default group has begun, as the backend counts them; None where there is no
     group."""
     dist: Any = sys.modules.get("torch.distributed")
+
     # While torch is being loaded, it has no such functions.
     if not hasattr(dist, "is_initialized") or not dist.is_available() or not dist.is_initialized():
         return None

@@ -35,8 +35,10 @@ from drumline.watch.watch_folder import hold
 # How long the end of a rank waits for an answer that is being written.
 ANSWER_S = 5.0
 FILES = ("heartbeat", "stacks", "ask", "script", "activity")
+
 # A sidecar that cannot live here is given up.
 MAX_STARTS = 5
+
 # The very package that the rank runs, wherever that was found. Not `-m`, which looks in the current
 # folder first: a user's own queue.py there would be the sidecar's too.
 PROGRAM = (
@@ -109,6 +111,7 @@ class WatchedRank:
             os.write(self._questions, b"\0")
 
     def file(self, kind: str) -> Path:
+        """One of `FILES`, of this rank."""
         return self.folder / f"rank-{self.rank:05d}.{kind}"
 
     def _end_with_python(self) -> None:

@@ -43,6 +43,7 @@ _FORK_S = 30.0
 
 _MAX_PLACES = 4
 _STACK = "its stack is in the diagnosis file"
+
 # With {0}: the process, {1}: its host.
 _CONTINUE_IT = "find out who stopped it; kill -CONT {0} on {1} resumes it, if it still runs"
 _LEAVE_DEBUGGER = "continue process {0} on {1} in the debugger, or detach"
@@ -52,6 +53,7 @@ _STUCK_IN_FORK = (
 )
 _CHECK_WAIT = f"check what {{}} waits for: a file, a server, a lock; {_STACK}"
 _CHECK_KERNEL = "check the kernel log on {1} (dmesg) for what killed process {0}"
+
 # Why a worker delivers no batch, the most certain state first.
 _WORKER_STATES = {
     "T": (Cause.STOPPED, "is stopped by a signal", _CONTINUE_IT),
@@ -146,6 +148,7 @@ def _explain(evidence: Evidence, rank: RankState) -> Explanation | None:
         return _compilation(evidence, rank)
 
     is_in_data = rank.phase is Phase.DATA or is_loading(rank.stack)
+
     # In data only if the innermost call is the user's own: a rank that waits for a worker may only
     # answer late.
     if rank.answers is False and (not is_in_data or users_frame(rank.stack[:1])):
@@ -206,6 +209,7 @@ def _waits_for_storage(rank: RankState) -> bool:
 
 
 def _storage_wait(evidence: Evidence, rank: RankState) -> Explanation:
+    """It hangs in a system call, as on a network mount whose server is down."""
     text = (
         f"waits for storage that does not answer, {evidence.where(rank)}{_in_brackets(innermost(rank.stack))}: in the "
         f"kernel (state D) for {duration(rank.state_s)} without reading or writing a byte"
@@ -218,6 +222,7 @@ def _storage_wait(evidence: Evidence, rank: RankState) -> Explanation:
 
 
 def _compilation(evidence: Evidence, rank: RankState) -> Explanation:
+    """torch's compiler is at work; all others wait for it."""
     at_step = f", at step {rank.step}" if evidence.has_steps else ""
     text = f"has been {PHASES[rank.phase]} for {duration(rank.still_s)}{at_step}"
     next_step = (

@@ -43,6 +43,7 @@ class Cause(StrEnum):
     DATASET = "dataset"  # in the rank itself, or in one of its DataLoader workers
     USER_CODE = "user_code"
     GIL = "gil"  # a call into C holds the GIL and does not return
+
     # the rank did not enter a collective that others are in
     NOT_ENTERED = "not_entered"
     MISMATCH = "mismatch"  # ranks are in different collectives, or in one with different shapes
@@ -75,6 +76,7 @@ class Diagnosis:
     next_step: str
     is_certain: bool  # whether it cannot continue by itself
     since_s: float  # how long ago it began, as far as known
+
     # whether it is a host that is only unreachable: TCP survives a cut
     may_return: bool = False
     num_blocked: int = 0  # how many ranks are blocked in a collective

@@ -191,6 +191,7 @@ def _remarks(cluster: ClusterState) -> Iterator[str]:
 
 
 def _how(lost: LostNode) -> str:
+    """What a new connection showed, as in ` (connection refused)`."""
     return f" ({lost.how})" if lost.how else ""
 
 

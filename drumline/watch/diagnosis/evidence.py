@@ -19,6 +19,7 @@ from drumline.watch.heartbeat import Phase
 BUSY_CORES = 0.1
 OUT_OF_LOOP = (Phase.LEAVING, Phase.LEFT)
 _ORDERLY_EXITS = (0, 75)  # done, or preempted after a save
+
 # The order within a step: the count of micro-batches increases before a forward pass, so data comes
 # after backward. Ranks that evaluate or save are not compared.
 _ORDER = {
@@ -42,6 +43,7 @@ class Evidence:
 
     @cached_property
     def ranks(self) -> list[RankState]:
+        """In order."""
         lost = {node.node for node in self.cluster.lost}
         nodes = [node for node in self.cluster.nodes if node.node not in lost]
         ranks = [rank for node in nodes for rank in node.ranks]

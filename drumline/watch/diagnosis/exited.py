@@ -34,6 +34,7 @@ anyway: the launcher waits 5.5 s for it, and collecting evidence again takes tim
 
 # how long after a host was lost its last heartbeat may be read on a busy one
 _READ_LATE_S = 0.9
+
 # exits closer together than this count as simultaneous: processes are observed five times a second
 _AT_ONCE_S = 1.0
 _NEXT_STEPS = {
@@ -81,6 +82,7 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
     diagnosis = _diagnosis(evidence, first)
     if any(map(_has_reason, culprits)):
         return diagnosis
+
     # It is unknown why these exited: their launcher may have ended them because a host was lost.
     if find_unreachable(evidence) or find_never_seen(evidence):
         return None
@@ -105,6 +107,7 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     if asked_to_stop:
         if len(requested) == len(ranks):  # the user stops the job
             return None
+
         # The launcher has reported it.
         if all(is_done(rank) or rank.killed_after_s is not None for rank in ranks):
             return None
@@ -177,6 +180,7 @@ def _strength(rank: RankState) -> int:
     """How certain it is that this rank did not exit because of another."""
     if rank.memory or (rank.exit is not None and rank.exit < 0) or rank.failure:
         return 3
+
     # A rank that exited for an unknown reason comes before one with an exit code.
     return 2 if rank.exit is None else 1
 
@@ -272,6 +276,7 @@ def _aborted_by_gloo(
     ranks = evidence.cluster.ranks
     aborted = [rank for rank in culprits if _has_mismatch(rank)]
     intact = [rank for rank in ranks if rank not in aborted]
+
     # Ranks that received too much are aborted; if that is most of them, the one that sent it is
     # left.
     odd = intact if 0 < len(intact) < len(aborted) else aborted

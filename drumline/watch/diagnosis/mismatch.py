@@ -35,6 +35,7 @@ _SAME_SIZES = (
     "reduce_scatter",
 )
 _BETWEEN_TWO = ("send", "recv")
+
 # Phases in which the last ranks of a normal run may be after the others have left.
 _ALONE = (
     Phase.BETWEEN,
@@ -56,6 +57,7 @@ class Side:
     ranks: list[RankState]
 
     def text(self, who: str) -> str:
+        """`ranks 0-2: all_reduce #12 (4x8)`."""
         return f"{who}: {collective_name(self.collective, with_sizes=True)}"
 
 
@@ -177,6 +179,7 @@ def _deviating_side(sides: list[Side], ranks: Sequence[RankState]) -> Side | Non
 def find_left_early(evidence: Evidence) -> Diagnosis | None:
     """Ranks that are out of the loop while others wait for them in it."""
     ranks = evidence.cluster.ranks
+
     # Left without an error, or aborted by gloo in a collective after the loop.
     left = [
         rank
@@ -230,6 +233,7 @@ def _left_first(evidence: Evidence, first: RankState, left: list[RankState]) -> 
 
 
 def _after_step(evidence: Evidence, step: int) -> str:
+    """Empty where steps are not counted."""
     return f" after step {step}" if evidence.has_steps else ""
 
 

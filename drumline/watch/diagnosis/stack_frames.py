@@ -21,6 +21,7 @@ _OURS = re.compile(
     r"|watch)/|__main__\.py:)"
 )
 _LOADING = re.compile(r"(^|/)torch/utils/data/|(^|/)drumline/data/")
+
 # Not the launcher's wrapper around a whole script, `torch/distributed/elastic/...`.
 _DISTRIBUTED = re.compile(
     r"(^|/)torch/distributed/(?!elastic|run\.|launcher)|(^|/)drumline/(rank/collectives|parallel/shard_sum)\.py:"

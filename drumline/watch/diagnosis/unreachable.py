@@ -10,6 +10,7 @@ from drumline.watch.diagnosis.evidence import Evidence, has_ended, has_exited, i
 from drumline.watch.failure_kind import FailureKind
 
 NO_HEARTBEAT_S = 3.0
+
 # a sidecar that exited is restarted within a second or two; until then connections are refused
 _REFUSED_S = 5.0
 _UNTRIED_S = 10.0

@@ -65,6 +65,7 @@ _START_S = (
     60.0  # the least time for the first steps: libraries are loaded and kernels compiled in them
 )
 _REPEAT_S = 30.0
+
 # when a compilation is reported, at the latest after half of its time
 _COMPILE_S = 600.0
 _NUM_FIRST_STEPS = 3
@@ -72,6 +73,7 @@ _NUM_FIRST_MARKS = 40
 _NUM_FIRST_MOVES = 5
 _NUM_RECENT = 10
 _ENDED = (Cause.KILLED, Cause.ENDED, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
+
 # The order matters: the cause must be named, not the ranks that wait for it or fail because of it.
 # So a rank with its own cause comes before those that lost a connection, and one that cannot run
 # before one that may only be slow.
@@ -103,6 +105,7 @@ _MAX_GAP_S = (
 _MIN_LIMIT_S = 3.0
 _RECENT_S = 600.0
 _NUM_USUAL = 64
+
 # a rank that computes may be slow, and then its peers wait in every step
 _BUSY_FACTOR = 4.0
 _MIN_BUSY_LIMIT_S = 10.0
@@ -159,6 +162,7 @@ class IdleTime:
         """Whether there was progress. `counts`: the time before it is typical; `is_busy`: some rank
         computed then."""
         self.add_time(now, at_most_s=_MAX_GAP_S)
+
         # A failure is not progress.
         keys = {
             rank.rank: _progress_of(rank)
@@ -240,6 +244,7 @@ class Recovery:
 
     @property
     def sentence(self) -> str:
+        """`the run continues after 12 s (it was held up by rank 3 on gpu-02)`."""
         who = self.diagnosis.host
         if self.diagnosis.rank is not None:
             who = f"rank {self.diagnosis.rank} on {who}"

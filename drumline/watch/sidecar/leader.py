@@ -36,6 +36,7 @@ from drumline.watch.stragglers import Stragglers
 # Heartbeats come twice a second.
 FRESH_S = 1.5
 INSPECT_S = 2.0
+
 # Sidecars start after the rendezvous of all ranks, so nearly at the same time; on a busy host
 # later.
 FIRST_CONNECTION_S = 30.0
@@ -246,6 +247,7 @@ class Leader:
 
         action = self._action(alarm, diagnosis)
         raised = RaisedAlarm(alarm=alarm, diagnosis=diagnosis, action=action)
+
         # The host that is cut off would print it when it is back; the others have printed it.
         is_cut_off = inspected.launcher is not None and inspected.launcher.is_cut_off
         if not diagnosis.is_ranks_error and not (is_cut_off and alarm == "stall"):

@@ -50,11 +50,14 @@ from drumline.watch.watch_folder import Ending, note_ending, read_ending
 
 STILL_AFTER_S = 1.0
 INSPECT_WITHIN_S = 1.7
+
 # A thread gets the GIL some milliseconds after it requests it.
 ANSWERS_WITHIN_S = 0.5
 WORKER_STACK_S = 0.4
+
 # A rank that is killed at the end of the grace period may be seen a little before it, by rounding.
 KILL_SLACK_S = 0.2
+
 # A script's report is sent only if no more than this waits: heartbeats come first.
 MAX_UNSENT_BYTES = 1 << 16
 
@@ -230,6 +233,7 @@ class RankObserver:
         )
 
     def close(self) -> None:
+        """Release the process, which has ended or was followed by another."""
         if self._process:
             self._process.handle.close()
         self._process = None
@@ -269,6 +273,7 @@ class RankObserver:
         asking = asyncio.create_task(ask_report(self.folder, self.rank))
         asked_s = time.monotonic()
         times_before = thread_times(pid)
+
         # A rank that answers reports its stack itself. The signal is only for a rank in which
         # Python is blocked: it could crash any other (watch/self_report.py).
         await asyncio.wait({asking}, timeout=ANSWERS_WITHIN_S)
@@ -310,6 +315,7 @@ class RankObserver:
         )
 
     def _file(self, kind: str) -> Path:
+        """One of those that the rank writes in the watch folder."""
         return self.folder / f"rank-{self.rank:05d}.{kind}"
 
     def _state(self, heartbeat: Heartbeat, now_s: float) -> RankState:

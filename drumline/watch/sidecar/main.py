@@ -35,12 +35,16 @@ TICK_S = 0.2
 DECIDE_S = 0.4
 HEARTBEAT_S = 0.5
 STATUS_S = 1.0
+
 # What a message of another version, or a damaged report, raises.
 INVALID = (KeyError, TypeError, ValueError, AttributeError)
+
 # A lower priority than the ranks, which may use all cores; when they hang, cores are free.
 NICE = 5
+
 # A longer gap means that this process had no CPU time, and observed nothing.
 LATE_S = 1.0
+
 # How long to wait after the ranks of this node are done: for those of other nodes, and for the
 # report of a failure.
 LINGER_S = 6.0
@@ -123,6 +127,7 @@ class Sidecar:
             return False
 
         self._done_since = self._done_since or now
+
         # Ranks that exited without an error need no report; for others, the failure must be
         # reported first.
         is_reported = has_acted or (not never_started and self.leader.all_have_left())
@@ -192,6 +197,7 @@ class Sidecar:
                 self.leader.receive_script(rank, record)
 
     def _send_heartbeat(self, *, is_last: bool = False) -> None:
+        """The state of the ranks here, to all nodes that this one is connected with."""
         state = asdict(self.ranks.state)
         self.network.send_to_all({"kind": "heartbeat", "state": state, "is_last": is_last})
 
@@ -283,6 +289,7 @@ class Sidecar:
             self.reporter.write_for_launcher(raised, was_printed=was_printed)
 
         ends_job = raised.action in ("restart", "stop")
+
         # Otherwise a failure would be reported again when the leader has exited.
         self.leader.has_acted |= ends_job or raised.alarm == "failure"
         if ends_job:

@@ -28,6 +28,7 @@ MAX_CONNECTIONS = 8
 MAX_REQUEST_BYTES = 8192
 REQUEST_S = 5.0
 RETRY_S = 1.0
+
 # A sidecar may outlive its ranks by less than this.
 TAKEN_S = 15.0
 EXTRA = "prometheus"
@@ -51,6 +52,8 @@ async def serve_metrics(
 
 @dataclass(frozen=True)
 class MetricsServer:
+    """Answers one request on each connection."""
+
     metrics: NodeMetrics
     address: str
     port: int
@@ -87,6 +90,7 @@ class MetricsServer:
                 await asyncio.sleep(RETRY_S)
 
     def _warn(self, error: OSError) -> None:
+        """That the port cannot be had."""
         self.report(
             f"warning: {self.host} serves no metrics at {self.address} port {self.port}: {error.strerror}; it is "
             "tried again and again. Try: another port for each job of a host, or --log.prometheus 0 for a free one"
@@ -143,6 +147,7 @@ class MetricsServer:
 
 
 def response(status: bytes, body: bytes) -> bytes:
+    """A whole answer in HTTP."""
     head = (
         b"HTTP/1.1 %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: %d\r\n"
         b"X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"

@@ -42,19 +42,24 @@ from drumline.watch.sidecar.system_evidence import OutOfMemoryCheck
 
 # CPU time is counted in hundredths of a second, so faster observations show nothing new.
 MIN_INTERVAL_S = 0.1
+
 # The CPU time of a rank without progress is measured over this long: on a busy machine it gets the
 # CPU irregularly.
 MEASURED_S = 2.0
 MIN_MEASURED_S = 0.8
+
 # Observations that are further apart than this have missed what happened between them.
 LATE_S = 1.0
+
 # A rank may have hundreds of threads, each with its own list of children.
 SEARCH_EVERY_S = 15.0
 COUNT_EVERY_S = 1.0
+
 # A thread that runs or waits for a CPU for this part of the time computes, if it uses slices of at
 # least this length.
 COMPUTES_SHARE = 0.5
 SLICE_NS = 300_000
+
 # A main thread that waits for a CPU for this part of the time may be why a rank does not answer.
 STARVED_SHARE = 0.3
 REPORT_WITHIN_S = 1.0
@@ -67,6 +72,7 @@ OURS = "/drumline/"
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _ANSWER = re.compile(r"^(Current thread |Stack )", re.MULTILINE)
 _NOT_HANDLED = ("SigPnd", "ShdPnd", "SigBlk")
+
 # Python has no tgkill, and the C library only since 2.30.
 _TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine())
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -24,6 +24,7 @@ DIAL_S = 1.5
 RETRY_S = 1.0
 CHECK_S = 0.25
 PROBE_AFTER_S = 1.1  # without a message; with DIAL_S the reason is known within 3 s
+
 # without a message; long enough for TCP to recover from a short cut
 CLOSE_AFTER_S = 6.0
 LATE_S = 0.5
@@ -75,6 +76,7 @@ class SidecarNetwork:
         self._is_closed = False
 
     async def start(self) -> None:
+        """Listen, connect to the hubs, and watch over the connections."""
         self._started_at = time.monotonic()
         if self._acceptor is not None:
             self._acceptor.open()
@@ -154,6 +156,7 @@ class SidecarNetwork:
     # Called by connections
 
     def connection_made(self, connection: PeerConnection) -> None:
+        """Before the handshake: anyone may have connected."""
         self._all_connections.add(connection)
         if self._is_closed:
             connection.end(CLOSED)
@@ -161,6 +164,7 @@ class SidecarNetwork:
             self._pending.add(connection)
 
     def connection_opened(self, connection: PeerConnection, node: int) -> None:
+        """After the handshake: this is that node."""
         self._pending.remove(connection)
         if (old := self._connections.get(node)) is not None:
             # the node was restarted, or has found that the old connection is dead
@@ -204,6 +208,7 @@ class SidecarNetwork:
     # Connecting
 
     def _make_connection(self) -> PeerConnection:
+        """For one that connects to this node."""
         return PeerConnection(
             self,
             answer(self._secret, PURPOSE, self.me, self._diallers),
@@ -243,6 +248,7 @@ class SidecarNetwork:
         while True:
             await asyncio.sleep(CHECK_S)
             now = time.monotonic()
+
             # If this process had no CPU time, messages that arrived meanwhile must be read first.
             if now - last < CHECK_S + LATE_S:
                 for node, connection in list(self._connections.items()):
@@ -279,6 +285,7 @@ class SidecarNetwork:
             self._results[peer.node] = result
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Until it ends, or the network is closed."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

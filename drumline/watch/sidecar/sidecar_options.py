@@ -29,10 +29,13 @@ class SidecarOptions:
     world_size: int
     run: str | None = None  # the run folder, where diagnoses are written
     on_hang: str = "restart"
+
     # whether ranks continue without a node that cannot be reached
     continues: bool = False
+
     # None: a rank that may still continue is reported, and never acted on
     hang_s: float | None = None
+
     # the file with what a launcher over ssh knows of the hosts (LauncherLink)
     launcher_link: str = ""
     lost_s: float = float(LOST_AFTER_S)  # how long an unreachable host is waited for

@@ -33,6 +33,7 @@ from drumline.watch.watch_folder import DIAGNOSIS, SidecarDiagnosis, claim_repor
 
 LAUNCH_FILE = Path("watch") / "launch.json"
 NOTICES = "notices.jsonl"
+
 # How long the end of a sidecar waits for the run folder.
 DRAIN_S = 3.0
 
@@ -158,6 +159,7 @@ class SidecarReporter:
                 self.print(f"the watchdog could not write to the run folder: {error}")
 
     def _append_event(self, run: Path, event: Mapping[str, Any]) -> None:
+        """On the thread: to the events of the watchdog."""
         make_own_folder(run, follow_links=True)
         make_own_folder(run / "events")
         with contextlib.closing(JsonLines(run / "events" / "watch.jsonl")) as lines:

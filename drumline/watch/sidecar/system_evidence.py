@@ -16,6 +16,7 @@ KERNEL_LOG = "/dev/kmsg"
 MAX_LINES = 20
 MAX_READ_S = 0.1
 SLACK_S = 1.0
+
 # Kernel messages about what can end, stop or slow a rank.
 _MATTERS = re.compile(
     r"out of memory|oom-kill:|invoked oom-killer|blocked for more than|soft lockup|hard lockup|I/O error"
@@ -24,12 +25,14 @@ _MATTERS = re.compile(
     re.IGNORECASE,
 )
 GROUPS = Path("/sys/fs/cgroup")
+
 # In the first process namespace, a pid is the one in the kernel's log.
 NAMESPACE = Path("/proc/self/ns/pid")
 FIRST_NAMESPACE = 4026531836
 COUNTERS = ("memory.events", "memory.oom_control")
 LIMITS = ("memory.max", "memory.limit_in_bytes")
 NO_LIMIT = 1 << 60
+
 # The kernel stamps its log by a clock of its own.
 CLOCK_DRIFT_S = 1.0
 _OOM_KILL = re.compile(
@@ -57,6 +60,7 @@ def parse_log_record(record: bytes) -> tuple[int, str]:
     text; no text for lines of other programs, which may write there too."""
     head, _, text = record.decode(errors="replace").partition(";")
     priority, _, moment_us = head.split(",")[:3]
+
     # above the lowest three bits is the kind of program; the kernel's is 0
     is_kernel = int(priority) < 8
     first_line, _, _ = text.partition("\n")
@@ -141,6 +145,7 @@ def memory_group(pid: int) -> tuple[str, Path, Path]:
     for line in _text(Path(f"/proc/{pid}/cgroup")).splitlines():
         _, controllers, name = line.split(":", 2)
         top = GROUPS / "memory" if "memory" in controllers.split(",") else GROUPS
+
         # In a container the top is the container's own group, whatever the name says.
         for folder in (top / name.lstrip("/"), top):
             if any((folder / counter).exists() for counter in COUNTERS):
