@@ -98,7 +98,7 @@ def _as_pixels(name: str, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return pixels
 
     if is_image and pixels.dtype.kind == "f":
-        shares = np.nan_to_num(pixels).clip(0.0, 1.0)
+        shares: np.ndarray[Any, Any] = np.nan_to_num(pixels).clip(0.0, 1.0)
         return (shares * 255.0).round().astype(np.uint8)
 
     what = f"{name} cannot be logged: it is an array of {list(image.shape)} in {image.dtype}"
