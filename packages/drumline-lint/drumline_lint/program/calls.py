@@ -18,43 +18,51 @@ def argument(call: ast.Call, number: int | None, name: str) -> ast.expr | None:
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
+
     if number is None or not 0 <= number < len(call.args):
         return None
-    before = call.args[: number + 1]
-    return None if any(isinstance(value, ast.Starred) for value in before) else call.args[number]
+    if any(isinstance(value, ast.Starred) for value in call.args[: number + 1]):
+        return None
+    return call.args[number]
 
 
 def has_unknown_arguments(call: ast.Call) -> bool:
     """Whether `*args` or `**kwargs` may give more than is written."""
-    return any(isinstance(value, ast.Starred) for value in call.args) or any(
-        k.arg is None for k in call.keywords
-    )
+    has_star = any(isinstance(value, ast.Starred) for value in call.args)
+    return has_star or any(keyword.arg is None for keyword in call.keywords)
 
 
 def is_instance(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> bool:
     """Whether it is a method's `self`."""
-    every = [*function.args.posonlyargs, *function.args.args]
-    return _is_method(function) and bool(every) and every[0] is parameter
+    return number_of(function, parameter) == -1
 
 
 def number_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> int | None:
-    """Its position for callers; `self` is not counted."""
-    every = [*function.args.posonlyargs, *function.args.args]
-    return every.index(parameter) - _is_method(function) if parameter in every else None
+    """Its position for callers; `self` is not counted. None for one that is given by name only."""
+    positional = [*function.args.posonlyargs, *function.args.args]
+    if parameter not in positional:
+        return None
+    return positional.index(parameter) - _is_method(function)
 
 
 def default_of(
     function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg
 ) -> ast.expr | None:
     """Its default value."""
-    every = [*function.args.posonlyargs, *function.args.args]
-    defaults = dict(zip(reversed(every), reversed(function.args.defaults), strict=False))
-    named = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    defaults |= {keyword: default for keyword, default in named if default is not None}
-    return defaults.get(parameter)
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+
+    # The last parameters are those with defaults.
+    defaults = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
+    if parameter in defaults:
+        return defaults[parameter]
+
+    by_name = dict(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
+    return by_name.get(parameter)
 
 
 def _is_method(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether its first parameter is `self` or `cls`."""
     is_static = any(last_name(decorator) == "staticmethod" for decorator in function.decorator_list)
     return enclosing_class(function) is not None and not is_static
 
@@ -71,21 +79,24 @@ def calls_in(
     """All calls of these in a file, by the library's full name, in the order of the text."""
     by_last = _by_last_name(full_names)
     calls = program.files.index(source).calls
-    matching = [
-        call
-        for last in by_last
-        for call in calls.get(last, ())
-        if program.name_of(call.func) in by_last[last]
-    ]
+    matching: list[ast.Call] = []
+
+    for last, meanings in by_last.items():
+        for call in calls.get(last, ()):
+            if program.name_of(call.func) in meanings:
+                matching.append(call)
+
     for alias in aliases(program, source, (*by_last, *full_names)) - by_last.keys():
-        matching += [
-            call for call in calls.get(alias, ()) if program.name_of(call.func) in full_names
-        ]
+        for call in calls.get(alias, ()):
+            if program.name_of(call.func) in full_names:
+                matching.append(call)
+
     return iter(sorted(matching, key=position))
 
 
 @cache
 def _by_last_name(full_names: tuple[str, ...]) -> dict[str, set[str]]:
+    """`torch.distributed.barrier` by `barrier`."""
     by_last: dict[str, set[str]] = defaultdict(set)
     for name in full_names:
         by_last[name.rpartition(".")[2]].add(name)
@@ -95,8 +106,8 @@ def _by_last_name(full_names: tuple[str, ...]) -> dict[str, set[str]]:
 def aliases(program: ProgramView, source: Source, meanings: Iterable[str]) -> set[str]:
     """A file's other names for them: `from torch.nn.parallel import DistributedDataParallel as
     DDP`."""
-    every = _all_aliases(program, source)
-    return set().union(*(every[name] for name in meanings if name in every))
+    by_meaning = _all_aliases(program, source)
+    return set().union(*(by_meaning[name] for name in meanings if name in by_meaning))
 
 
 @cached_query
@@ -108,9 +119,8 @@ def _all_aliases(program: ProgramView, source: Source) -> dict[str, set[str]]:
             for binding in bindings:
                 if binding.imported:
                     by_meaning[names.canonical(binding.imported)].add(name)
-                elif (
-                    isinstance(binding.value, (ast.Attribute, ast.Name))
-                    and binding.kind == "assign"
-                ):
+                elif binding.kind != "assign":
+                    continue
+                elif isinstance(binding.value, (ast.Attribute, ast.Name)):
                     by_meaning[last_name(binding.value)].add(name)
     return by_meaning

@@ -28,41 +28,57 @@ def make_index(source: Source) -> Index:
     """Read the whole tree once, and keep compact nodes instead of it. A thousand files have a
     million nodes, so this must be fast."""
     index = Index({}, defaultdict(list), defaultdict(list), defaultdict(list))
+    binders = _fill_nodes(source, index)
+
+    for kind, node in binders:
+        if kind in _SCOPE_KINDS:
+            _open(node, source, index.scopes)
+        _BINDERS[kind](node, index.scopes[node._scope], index)
+    return index
+
+
+def _fill_nodes(source: Source, index: Index) -> list[tuple[type, Any]]:
+    """Replace the tree by one of compact nodes; returns those that bind names, by their kind, in the
+    order of the text."""
     raw_tree = source.tree
     tree: Any = _NEW(COMPACT[ast.Module])
     tree._up = None
     tree._scope = tree
     tree._index = index
+
     num_lines = source.text.count("\n") + source.text.count("\r") + 1
     _reserve_numbers(num_lines + 1)
+
     nodes = index.nodes
     ends: list[tuple[Any, Any]] = []
-    binding: list[tuple[type, Any]] = []
+    binders: list[tuple[type, Any]] = []
     stack: list[Any] = [(raw_tree, tree)]
     push = stack.append
     number = 0
+
     while stack:
         raw, node = stack.pop()
         kind = raw.__class__
         nodes[kind].append(node)
+
         if number == len(_NUMBERS):
             _reserve_numbers(2 * number)
         node._number = _NUMBERS[number]
         number += 1
+
         if kind in _BINDERS:
-            binding.append((kind, node))
+            binders.append((kind, node))
+
         size = len(stack)
         _expander(kind)(raw, node, push)
         if len(stack) > size:
             ends.append((node, stack[size][1]))
+
+    # Inner nodes first: the last node inside a node is that of its last child.
     for node, last in reversed(ends):
         node._last = getattr(last, "_last", last._number)
     source.tree = tree
-    for kind, node in binding:
-        if kind in _SCOPE_KINDS:
-            _open(node, source, index.scopes)
-        _BINDERS[kind](node, index.scopes[node._scope], index)
-    return index
+    return binders
 
 
 _NEW: Any = ast.AST.__new__
@@ -79,11 +95,12 @@ def _adopt(raw: list[Any], node: Any, scope: Any, push: Any) -> list[Any]:
     pushed first."""
     for number in reversed(range(len(raw))):
         part = raw[number]
-        if part is not None:  # `{**one}` has no key
-            child = raw[number] = _NEW(COMPACT[part.__class__])
-            child._up = node
-            child._scope = scope
-            push((part, child))
+        if part is None:  # `{**settings}` has no key
+            continue
+        child = raw[number] = _NEW(COMPACT[part.__class__])
+        child._up = node
+        child._scope = scope
+        push((part, child))
     return raw
 
 
@@ -113,13 +130,16 @@ def _expander(kind: type[ast.AST]) -> Any:
     """
     lines = ["def expand(raw, node, push):", "    pass"]
     slots = COMPACT[kind].__slots__  # type: ignore[attr-defined]
+
     for name in (*kind._fields, *kind._attributes):
         if name in slots and name not in FIELDS[kind]:
             fill = _FILL_LINE if "lineno" in name else _FILL_WORD
             lines.append(fill.format(name=name))
+
     for name in reversed(FIELDS[kind]):
         scope = "node" if name == "body" and kind in _SCOPE_KINDS else "node._scope"
         lines.append(_FILL_CHILDREN.format(name=name, scope=scope))
+
     written: dict[str, Any] = {
         "adopt": _adopt,
         "compact": COMPACT,
@@ -132,20 +152,28 @@ def _expander(kind: type[ast.AST]) -> Any:
 
 
 def _open(node: Any, source: Source, scopes: dict[ast.AST, Scope]) -> None:
+    """A new scope."""
     node._source = source
-    scopes[node] = Scope(node, None if node._up is None else scopes[node._scope])
+    outer = None if node._up is None else scopes[node._scope]
+    scopes[node] = Scope(node, outer)
+
+
+# What binds names. Each function gets a node, the scope that it is in, and the index of the file.
 
 
 def _bind(name: str, scope: Scope, binding: Binding) -> None:
+    """In the scope, or where `global` or `nonlocal` says."""
     home: Scope | None = scope
     if name in scope.elsewhere:
         home = scope.outer
         while home is not None and home.outer is not None and scope.elsewhere[name] == "global":
             home = home.outer
+
     (home or scope).names[name].append(binding)
 
 
 def _bind_target(target: ast.expr, scope: Scope, index: Index, binding: Binding) -> None:
+    """What is on the left of an assignment: `x`, `self.x`, `x, (y, *z)`."""
     if isinstance(target, ast.Name):
         _bind(target.id, scope, binding)
     elif isinstance(target, ast.Attribute):
@@ -154,17 +182,19 @@ def _bind_target(target: ast.expr, scope: Scope, index: Index, binding: Binding)
         _bind_target(target.value, scope, index, Binding(binding.node, kind="other"))
     elif isinstance(target, (ast.Tuple, ast.List)):
         for number, part in enumerate(target.elts):
-            inner = Binding(binding.node, binding.value, binding.kind, (*binding.path, number))
+            path = (*binding.path, number)
+            inner = Binding(binding.node, binding.value, binding.kind, path)
             _bind_target(part, scope, index, inner)
 
 
-def _bind_parameters(every: Any, scope: Scope, index: Index) -> None:
-    scope = index.scopes[every._up]
-    extra = [parameter for parameter in (every.vararg, every.kwarg) if parameter is not None]
-    for parameter in (*every.posonlyargs, *every.args, *every.kwonlyargs):
-        scope.names[parameter.arg].append(Binding(parameter, kind="parameter"))
-    for parameter in extra:
-        scope.names[parameter.arg].append(Binding(parameter, kind="other"))
+def _bind_parameters(parameters: Any, scope: Scope, index: Index) -> None:
+    function = index.scopes[parameters._up]
+    for parameter in (*parameters.posonlyargs, *parameters.args, *parameters.kwonlyargs):
+        function.names[parameter.arg].append(Binding(parameter, kind="parameter"))
+
+    for parameter in (parameters.vararg, parameters.kwarg):
+        if parameter is not None:
+            function.names[parameter.arg].append(Binding(parameter, kind="other"))
 
 
 def _assign(node: ast.Assign, scope: Scope, index: Index) -> None:
@@ -173,23 +203,26 @@ def _assign(node: ast.Assign, scope: Scope, index: Index) -> None:
 
 
 def _assign_one(node: Any, scope: Scope, index: Index) -> None:
+    """`x: int = 1`, `x += 1`, `(x := 1)`."""
     value = None if isinstance(node, ast.AugAssign) else node.value
     _bind_target(node.target, scope, index, Binding(node, value, "assign" if value else "other"))
 
 
 def _each(node: Any, scope: Scope, index: Index) -> None:
+    """`for x in items`, in a comprehension too."""
     _bind_target(node.target, scope, index, Binding(node, node.iter, "each"))
 
 
 def _enter(node: Any, scope: Scope, index: Index) -> None:
+    """`with open(path) as file`."""
     for item in node.items:
         if item.optional_vars is not None:
-            _bind_target(
-                item.optional_vars, scope, index, Binding(node, item.context_expr, "entered")
-            )
+            binding = Binding(node, item.context_expr, "entered")
+            _bind_target(item.optional_vars, scope, index, binding)
 
 
 def _import(node: ast.Import, scope: Scope, index: Index) -> None:
+    """`import a.b` binds `a`; `import a.b as c` binds `c` to a.b."""
     for alias in node.names:
         top = alias.name.partition(".")[0]
         imported = alias.name if alias.asname else top
@@ -197,16 +230,22 @@ def _import(node: ast.Import, scope: Scope, index: Index) -> None:
 
 
 def _import_from(node: ast.ImportFrom, scope: Scope, index: Index) -> None:
+    """`from .a import b` binds `b` to .a.b."""
     package = "." * node.level + (node.module or "")
+    joint = "" if package.endswith(".") else "."
+
     for alias in node.names:
         if alias.name == "*":
             _bind("*", scope, Binding(node, kind="star", imported=package))
         else:
-            full = f"{package}{'' if package.endswith('.') else '.'}{alias.name}"
-            _bind(alias.asname or alias.name, scope, Binding(node, kind="import", imported=full))
+            imported = f"{package}{joint}{alias.name}"
+            _bind(
+                alias.asname or alias.name, scope, Binding(node, kind="import", imported=imported)
+            )
 
 
 def _define(node: Any, scope: Scope, index: Index) -> None:
+    """`def name`, `class name`."""
     kind = "class" if isinstance(node, ast.ClassDef) else "function"
     _bind(node.name, scope, Binding(node, kind=kind))
 
@@ -227,6 +266,7 @@ def _nothing(node: Any, scope: Scope, index: Index) -> None:
 
 
 def _call(node: ast.Call, scope: Scope, index: Index) -> None:
+    """A call binds nothing, but calls are searched by name."""
     if name := called_name(node):
         index.calls[name].append(node)
 
@@ -298,17 +338,23 @@ class Files:
         return None
 
     def _find_module(self, name: str, seen_from: Source) -> Source | None:
+        """For a relative name the file that it says; otherwise the nearest above the importing file,
+        or else beside a folder above it, as in `src`."""
         dots = len(name) - len(name.lstrip("."))
         parts = [part for part in name.lstrip(".").split(".") if part]
-        candidates = self._by_file_name.get(parts[-1]) if parts else None
-        if not dots and not candidates:
+        parents = seen_from.path.parents
+        if dots:
+            return self._module_in(parents[dots - 1], parts) if dots <= len(parents) else None
+
+        candidates = self._by_file_name.get(parts[-1], []) if parts else []
+        if not candidates:
             return None
-        folders = list(seen_from.path.parents)
-        if dots or not candidates:
-            return self._module_in(folders[dots - 1], parts) if dots <= len(folders) else None
+
+        folders = list(parents)
         for folder in folders:
             if module := self._module_in(folder, parts):
                 return module
+
         fitting = [
             source
             for source in candidates
@@ -317,10 +363,10 @@ class Files:
         return max(fitting, key=lambda source: _shared(source.path, seen_from.path), default=None)
 
     def _module_in(self, folder: Path, parts: list[str]) -> Source | None:
+        """`a/b.py` or `a/b/__init__.py` in this folder."""
         inner = folder.joinpath(*parts)
-        by_path = self._by_path
-        as_file = by_path.get(f"{inner}.py") if parts else None
-        return as_file or by_path.get(str(inner / "__init__.py"))
+        as_file = self._by_path.get(f"{inner}.py") if parts else None
+        return as_file or self._by_path.get(str(inner / "__init__.py"))
 
     @cached_property
     def _by_path(self) -> dict[str, Source]:
@@ -328,27 +374,30 @@ class Files:
 
     @cached_property
     def _by_file_name(self) -> dict[str, list[Source]]:
+        """By the last part of a module's name."""
         sources = defaultdict(list)
         for source in self.sources:
             is_package = source.path.name == "__init__.py"
-            sources[source.path.parent.name if is_package else source.path.stem].append(source)
+            name = source.path.parent.name if is_package else source.path.stem
+            sources[name].append(source)
         return sources
 
 
 def package_of(name: str) -> str:
     """The package of a module: `a` for `a.b`, `..` for `..b`; empty for a top-level one, or only
     dots."""
-    package = name.rpartition(".")[0]
     inner = name.lstrip(".")
-    dots = "." * (len(name) - len(inner))
-    return "" if not inner else dots if "." not in inner else package
+    if not inner:
+        return ""
+    if "." not in inner:
+        return name.removesuffix(inner)
+    return name.rpartition(".")[0]
 
 
 def _ends_with(path: Path, parts: list[str]) -> bool:
-    module_parts = (
-        [*path.parts[:-1]] if path.name == "__init__.py" else [*path.parts[:-1], path.stem]
-    )
-    return module_parts[-len(parts) :] == parts
+    """Whether a file is the module of this name in some folder: `lib/a/b.py` is a.b."""
+    module = path.parent if path.name == "__init__.py" else path.with_suffix("")
+    return list(module.parts[-len(parts) :]) == parts
 
 
 def _is_beside(path: Path, parts: list[str], folders: list[Path]) -> bool:
@@ -358,6 +407,7 @@ def _is_beside(path: Path, parts: list[str], folders: list[Path]) -> bool:
 
 
 def _shared(first: Path, second: Path) -> int:
+    """How many folders two paths have in common."""
     count = 0
     for left, right in zip(first.parts, second.parts, strict=False):
         if left != right:

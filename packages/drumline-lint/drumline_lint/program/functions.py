@@ -48,28 +48,36 @@ def ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | st
 
 def _find_ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | str]:
     classes: list[ast.ClassDef | str] = [node]
-    for place in classes:
-        for base in [] if isinstance(place, str) else place.bases:
+
+    for place in classes:  # which grows meanwhile
+        if isinstance(place, str):
+            continue
+        for base in place.bases:
             for value in program.values(base):
                 if isinstance(value, Class) and value.node not in classes:
                     classes.append(value.node)
                 elif isinstance(value, Library) and value.name not in classes:
                     classes.append(value.name)
+
     return classes
 
 
 def is_module(program: ProgramView, node: ast.ClassDef) -> bool:
+    """Whether it is a class of models: a subclass of `torch.nn.Module`."""
     return any(
         isinstance(place, str) and place.endswith("nn.Module") for place in ancestry(program, node)
     )
 
 
 def method(program: ProgramView, node: ast.ClassDef, name: str) -> FunctionNode | None:
+    """A method of a class, its own or that of the nearest base class."""
     for place in ancestry(program, node):
-        if not isinstance(place, str):
-            for binding in program.files.index(source_of(place)).scopes[place].names.get(name, ()):
-                if isinstance(binding.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    return binding.node
+        if isinstance(place, str):
+            continue
+        scope = program.files.index(source_of(place)).scopes[place]
+        for binding in scope.names.get(name, ()):
+            if isinstance(binding.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                return binding.node
     return None
 
 
@@ -83,12 +91,14 @@ def name_of_owner(program: ProgramView, owner: Value) -> str:
     class."""
     if isinstance(owner, (CallResult, Library)):
         return owner.name
-    if isinstance(owner, (Instance, Class)):
-        node = owner.of if isinstance(owner, Instance) else owner.node
-        return next(
-            (place for place in ancestry(program, node) if isinstance(place, str)), node.name
-        )
-    return f"{name_of_owner(program, owner.of)}.{owner.name}" if isinstance(owner, Method) else ""
+    if isinstance(owner, Method):
+        return f"{name_of_owner(program, owner.of)}.{owner.name}"
+    if not isinstance(owner, (Instance, Class)):
+        return ""
+
+    node = owner.of if isinstance(owner, Instance) else owner.node
+    of_libraries = [place for place in ancestry(program, node) if isinstance(place, str)]
+    return of_libraries[0] if of_libraries else node.name
 
 
 _WORD = re.compile(r"\w+")
@@ -104,13 +114,15 @@ def function_of(program: ProgramView, call: ast.Call) -> FunctionNode | None:
         for value in program.values(call.func)
         if isinstance(value, (Function, Class, Instance))
     ]
-    for value in values if len(values) < 2 else sorted(values, key=_in_text):
-        if isinstance(value, Function):
-            return value.node
-        if isinstance(value, Class):
-            return method(program, value.node, "__init__")
-        return method(program, value.of, called_as(program, value.of))
-    return None
+    if not values:
+        return None
+
+    first = values[0] if len(values) == 1 else min(values, key=_in_text)
+    if isinstance(first, Function):
+        return first.node
+    if isinstance(first, Class):
+        return method(program, first.node, "__init__")
+    return method(program, first.of, called_as(program, first.of))
 
 
 def _in_text(value: Function | Class | Instance) -> tuple[str, tuple[int, int], str]:
@@ -120,8 +132,10 @@ def _in_text(value: Function | Class | Instance) -> tuple[str, tuple[int, int], 
 
 
 def returned(program: ProgramView, function: FunctionNode) -> Values:
+    """What a function returns, from all of its `return` statements."""
     if isinstance(function, ast.Lambda):
         return program.values(function.body)
+
     expressions = [statement.value for statement in nodes_in(function, ast.Return)]
     return program.meanings.once(
         ("returned", function), lambda: any_of(program, expressions), NOTHING
@@ -137,21 +151,26 @@ def callers(program: ProgramView, function: FunctionNode) -> list[ast.Call]:
 
 
 def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call]:
+    if isinstance(function, ast.Lambda):
+        return []
+
+    name = function.name
     owner = enclosing_class(function)
-    if isinstance(function, ast.Lambda) or (
-        owner is not None and function.name in ("forward", "__call__")
-    ):
+    if owner is not None and name in ("forward", "__call__"):
         return []  # calls of an instance cannot be found by name
-    by = owner.name if owner is not None and function.name == "__init__" else function.name
-    direct = []
-    for source in program.files.calling.get(by, ()):
-        calls = program.files.index(source).calls.get(by, ())
-        direct += [call for call in calls if function_of(program, call) is function]
-    return direct + [
-        call
-        for call in _calls_that_start(program).get(by, ())
-        if function in started_functions(program, call)
-    ]
+    if owner is not None and name == "__init__":
+        name = owner.name
+
+    calling = []
+    for source in program.files.calling.get(name, ()):
+        for call in program.files.index(source).calls.get(name, ()):
+            if function_of(program, call) is function:
+                calling.append(call)
+
+    for call in _calls_that_start(program).get(name, ()):
+        if function in started_functions(program, call):
+            calling.append(call)
+    return calling
 
 
 @cached_query
@@ -159,15 +178,16 @@ def _calls_that_start(program: ProgramView) -> dict[str, list[ast.Call]]:
     """By every word of their files, so that calls that may start a function are found without
     reading all texts."""
     by_word: dict[str, list[ast.Call]] = defaultdict(list)
+
     for name in STARTING:
         for source in program.files.calling.get(name, ()):
-            calls = [
-                call
-                for call in program.files.index(source).calls.get(name, ())
-                if target_of(call) is not None
-            ]
-            for word in set(_WORD.findall(source.text)) if calls else ():
-                by_word[word] += calls
+            calls = program.files.index(source).calls.get(name, ())
+            starting = [call for call in calls if target_of(call) is not None]
+            if not starting:
+                continue
+            for word in set(_WORD.findall(source.text)):
+                by_word[word] += starting
+
     return by_word
 
 
@@ -192,9 +212,11 @@ _NUMBERING = ("spawn", "start_processes")
 
 
 def of_parameter(program: ProgramView, parameter: ast.arg) -> Values:
+    """What a parameter may be: an instance for `self`, otherwise what callers pass."""
     function = function_with(parameter)
     if function is None:
         return NOTHING
+
     owner = enclosing_class(function)
     if owner is not None and is_instance(function, parameter):
         return frozenset({Instance(owner)})
@@ -210,31 +232,40 @@ def function_with(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef 
 def _passed(
     program: ProgramView, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg
 ) -> Values:
+    """What callers pass, and the default where one passes nothing; if that says nothing, what the
+    name means, unless its default is another number: `def lora(rank=8)`."""
     number = number_of(function, parameter)
     default = program.values(default_of(function, parameter))
     values: Values = NOTHING
     is_left_out = False
+
     for call in callers(program, function):
         if function in started_functions(program, call):
-            values |= _given_to_started(program, call, number)
-        else:
-            value = argument(call, number, parameter.arg)
-            values |= program.values(value)
-            is_left_out = is_left_out or (value is None and not has_unknown_arguments(call))
+            values |= _passed_to_started(program, call, number)
+            continue
+        value = argument(call, number, parameter.arg)
+        values |= program.values(value)
+        if value is None and not has_unknown_arguments(call):
+            is_left_out = True
+
     if values - {ConstantValue(None)}:
         return values | default if is_left_out else values
+
     named = NOTHING if ranks.is_other_number(default) else ranks.by_name(parameter.arg)
     return named or values | default
 
 
-def _given_to_started(program: ProgramView, call: ast.Call, number: int | None) -> Values:
-    """The arguments of a function in a new process: its number, if it is passed, and `args`."""
-    if number is not None and called_name(call) in _NUMBERING:
+def _passed_to_started(program: ProgramView, call: ast.Call, number: int | None) -> Values:
+    """What a function gets in a new process, as its parameter of this number: the number of the
+    process, if it is passed, or one of `args`."""
+    if number is None:
+        return NOTHING
+
+    if called_name(call) in _NUMBERING:
         if number == 0:
             return frozenset({Rank("spawned")})
         number -= 1
-    if number is None:
-        return NOTHING
+
     values = unpacked(program, program.values(argument(call, 1, "args")), (number,))
     is_counted = any(isinstance(value, LoopItem) and _is_range(value.of) for value in values)
     return frozenset({Rank("spawned")}) if is_counted else values
@@ -251,13 +282,16 @@ def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | N
     function = function_with(parameter)
     if function is None:
         return [None]
+
     number = number_of(function, parameter)
     default = default_of(function, parameter)
     arguments: list[ast.expr | None] = []
+
     for call in callers(program, function):
         if function in started_functions(program, call):
             arguments.append(None)
         else:
             left_out = None if has_unknown_arguments(call) else default
             arguments.append(argument(call, number, parameter.arg) or left_out)
+
     return arguments or [None]

@@ -29,9 +29,11 @@ def importers(program: Program, source: Source) -> list[Source]:
 @cached_query
 def _importers(program: Program) -> dict[Source, list[Source]]:
     importing: dict[Source, list[Source]] = {source: [] for source in program.sources}
+
     for source in program.sources:
         for imported in imported_sources(program, source):
             importing[imported].append(source)
+
     return importing
 
 
@@ -39,10 +41,12 @@ def with_imported(program: Program, sources: Iterable[Source]) -> set[Source]:
     """Files with all their imports, transitively."""
     reached = set(sources)
     pending = list(reached)
+
     while pending:
         imported = set(imported_sources(program, pending.pop())) - reached
         reached |= imported
         pending += imported
+
     return reached
 
 
@@ -77,21 +81,26 @@ def _calls_in_component(
 
 @cached_query
 def _components(program: Program) -> dict[Source, frozenset[Source]]:
+    """The files that are connected with each file, itself included."""
     neighbours: dict[Source, set[Source]] = {source: set() for source in program.sources}
     for source in program.sources:
         for imported in imported_sources(program, source):
             neighbours[source].add(imported)
             neighbours[imported].add(source)
+
     components: dict[Source, frozenset[Source]] = {}
     for source in program.sources:
-        pending = [source] if source not in components else []
+        if source in components:
+            continue
+
         component = {source}
+        pending = [source]
         while pending:
             added = neighbours[pending.pop()] - component
             component |= added
             pending += added
-        if source not in components:
-            components |= dict.fromkeys(component, frozenset(component))
+        components |= dict.fromkeys(component, frozenset(component))
+
     return components
 
 
@@ -103,7 +112,8 @@ def _modules(statement: ast.Import | ast.ImportFrom) -> Iterator[str]:
             package = "." * statement.level + (statement.module or "")
             joint = "" if package.endswith(".") else "."
             name = package if name == "*" else f"{package}{joint}{name}"
-        every = [name]
-        while package := package_of(every[-1]):
-            every.append(package)
-        yield from reversed(every)
+
+        chain = [name]
+        while package := package_of(chain[-1]):
+            chain.append(package)
+        yield from reversed(chain)

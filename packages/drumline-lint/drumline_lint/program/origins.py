@@ -30,17 +30,20 @@ _PARTS_OF_PATHS = ("parent", "name", "stem", "parents", "suffix")
 def written_values(program: Program, expression: ast.expr | None) -> list[ast.expr]:
     """All expressions that it may come from; a name or parameter of unknown origin is kept."""
     written: list[ast.expr] = []
-    pending = [expression] if expression is not None else []
+    pending = [] if expression is None else [expression]
     visited = set[ast.expr]()
+
     while pending and len(visited) < MOST_PARTS:
         current = pending.pop()
         if current in visited:
             continue
         visited.add(current)
+
         earlier = previous_values(program, current)
         pending += [value for value in earlier if value is not None]
         if not earlier or None in earlier:
             written.append(current)
+
     return written
 
 
@@ -51,17 +54,22 @@ def previous_values(program: Program, expression: ast.expr) -> Sequence[ast.expr
         return [expression.body, expression.orelse]
     if isinstance(expression, ast.BoolOp):
         return list(expression.values)
-    if isinstance(expression, ast.Name):
-        bindings = program.bindings(expression)
-        return [value for binding in bindings for value in _of_binding(program, binding)]
-    return _of_attribute(program, expression) if isinstance(expression, ast.Attribute) else []
+    if isinstance(expression, ast.Attribute):
+        return _of_attribute(program, expression)
+    if not isinstance(expression, ast.Name):
+        return []
+
+    bindings = program.bindings(expression)
+    return [value for binding in bindings for value in _of_binding(program, binding)]
 
 
 def _of_binding(program: Program, binding: Binding) -> Sequence[ast.expr | None]:
+    """What is bound; of `a, b = x, y` the expression in the same place."""
     if isinstance(binding.node, ast.arg):
         return program.arguments_for(binding.node)
     if binding.value is None or binding.kind not in ("assign", "entered"):
         return [None]
+
     value = binding.value
     for number in binding.path:
         if not isinstance(value, (ast.Tuple, ast.List)) or number >= len(value.elts):
@@ -75,13 +83,15 @@ def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None
     classes = [value.of for value in program.values(node.value) if isinstance(value, Instance)]
     homes = [place for class_ in classes for place in program.ancestry(class_)]
     files = [program.source_of(home) for home in homes if not isinstance(home, str)]
-    as_written = dotted(node.value)
+    as_written = "" if homes else dotted(node.value)
     values: list[ast.expr | None] = []
+
     for source in dict.fromkeys([program.source_of(node), *files]):
         for target, binding in program.index(source).attributes.get(node.attr, ()):
-            is_own = any(outer in homes for outer in ancestors(target))
-            if is_own or (not homes and as_written and dotted(target.value) == as_written):
+            is_in_class = any(outer in homes for outer in ancestors(target))
+            if is_in_class or (as_written and dotted(target.value) == as_written):
                 values += _of_binding(program, binding)
+
     return values
 
 
@@ -94,14 +104,17 @@ def parts(
     come first, since there is a limit."""
     pending = deque([] if expression is None else [expression])
     visited: set[ast.expr] = set()
+
     while pending and len(visited) < MOST_PARTS:
         current = pending.popleft()
         if current in visited:
             continue
         visited.add(current)
+
         yield current
         if is_end is not None and is_end(current):
             continue
+
         pending.extendleft(reversed([*_inner(current)]))
         pending += [value for value in previous_values(program, current) if value is not None]
         if isinstance(current, ast.Call):
@@ -109,19 +122,21 @@ def parts(
         pending += _iterated(program, current)
 
 
-def _iterated(program: Program, expression: ast.expr) -> list[ast.expr]:
+def _iterated(program: Program, expression: ast.expr) -> Iterator[ast.expr]:
     """What a loop over it goes over; a number from `range` or `enumerate` does not depend on it."""
-    bindings = program.bindings(expression) if isinstance(expression, ast.Name) else []
-    return [
-        binding.value
-        for binding in bindings
-        if binding.kind == "each" and binding.value is not None
-        if not is_counter(binding)
-        and last_name(getattr(binding.value, "func", binding.value)) not in ("range", "trange")
-    ]
+    if not isinstance(expression, ast.Name):
+        return
+
+    for binding in program.bindings(expression):
+        if binding.kind != "each" or binding.value is None or is_counter(binding):
+            continue
+        called = getattr(binding.value, "func", binding.value)
+        if last_name(called) not in ("range", "trange"):
+            yield binding.value
 
 
 def _returned(function: FunctionNode | None) -> list[ast.expr]:
+    """What a function returns, but for a lambda and `__init__`."""
     if function is None or getattr(function, "name", "__init__") == "__init__":
         return []
     values = [statement.value for statement in nodes_in(function, ast.Return)]
@@ -129,12 +144,15 @@ def _returned(function: FunctionNode | None) -> list[ast.expr]:
 
 
 def _inner(expression: ast.expr) -> Iterator[ast.expr]:
+    """The parts of an expression that its value is made of, without the name of a function."""
     if isinstance(expression, ast.Attribute):
         if expression.attr in _PARTS_OF_PATHS:
             yield expression.value
         return
+
     if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute):
         yield expression.func.value
+
     for child in children(expression):
         if isinstance(child, ast.keyword):
             yield child.value
@@ -149,17 +167,20 @@ def is_one(program: Program, number: ast.expr) -> bool:
 
 def constants(program: Program, number: ast.expr) -> set[object]:
     """What it is known to be, also as the default of an option."""
-    calls = [program.index(source).calls for source in program.sources]
-    options = [option for by_name in calls for option in by_name.get("add_argument", ())]
-    defaults = [
-        argument(option, None, "default")
-        for option in options
-        if option.args
-        and isinstance(option.args[0], ast.Constant)
-        and str(option.args[0].value).lstrip("-").replace("-", "_") == last_name(number)
-    ]
-    values = [value for part in (number, *defaults) for value in program.values(part)]
+    written = [number, *_defaults_of_option(program, last_name(number))]
+    values = [value for expression in written for value in program.values(expression)]
     return {value.value for value in values if isinstance(value, ConstantValue)}
+
+
+def _defaults_of_option(program: Program, name: str) -> Iterator[ast.expr | None]:
+    """4 of `parser.add_argument("--num-steps", default=4)`, for `num_steps`."""
+    for source in program.sources:
+        for option in program.index(source).calls.get("add_argument", ()):
+            flag = option.args[0] if option.args else None
+            if not isinstance(flag, ast.Constant):
+                continue
+            if str(flag.value).lstrip("-").replace("-", "_") == name:
+                yield argument(option, None, "default")
 
 
 def depends_on_rank(program: Program, expression: ast.expr | None) -> bool:
@@ -175,4 +196,5 @@ def is_rank_or_count(program: Program, node: ast.AST) -> bool:
 
 
 def is_rank(program: Program, expression: ast.expr | None) -> bool:
+    """Whether it may be the number of this process."""
     return any(isinstance(value, Rank) for value in program.values(expression))
