@@ -66,20 +66,25 @@ class Program:
         answers = self.answers[""]
         if key not in answers:
             answers[key] = find()
+
         result: Found = answers[key]
         return result
 
     # Values of expressions.
 
     def values(self, expression: ast.expr | None) -> Values:
+        """All that an expression may be; empty if that is unknown."""
         if expression is None:
             return NOTHING
+
         if expression in self._results:
             values: Values = self._results[expression]
             return values
+
         return self.meanings.once(expression, lambda: evaluate.evaluate(self, expression), NOTHING)
 
     def made(self, expression: ast.expr | None, *full_names: str) -> list[CallResult]:
+        """The calls of these that it may be the result of: `DDP(model)` for `model`."""
         return [
             value
             for value in self.values(expression)
@@ -91,6 +96,7 @@ class Program:
         unknown."""
         if expression in self._names:
             return self._names[expression]
+
         # Of several, the same in every process: sets have no order.
         name = max(map(self._library_name, self.values(expression)), default="")
         if expression in self._results:
@@ -105,16 +111,16 @@ class Program:
     # Calls of a library's functions.
 
     def calls(self, source: Source, *full_names: str) -> Iterator[ast.Call]:
+        """All calls of these in a file, in the order of the text."""
         by_source = self._calls[full_names]
         if source not in by_source:
             by_source[source] = tuple(calls.calls_in(self, source, full_names))
         return iter(by_source[source])
 
     def all_calls(self, *full_names: str) -> Iterator[ast.Call]:
-        every = self.cached(
-            ("all calls", full_names), lambda: list(calls.calls_in_all(self, full_names))
-        )
-        return iter(every)
+        """All calls of these in all given files."""
+        key = ("all calls", full_names)
+        return iter(self.cached(key, lambda: list(calls.calls_in_all(self, full_names))))
 
     # Names, functions and classes of the given files.
 
@@ -122,6 +128,7 @@ class Program:
         """The function of the given files that a call runs; for a class, its `__init__`."""
         if call in self._functions:
             return self._functions[call]
+
         function = functions.function_of(self, call)
         if self.meanings.is_idle:  # within a query, its result may be incomplete
             self._functions[call] = function
@@ -138,4 +145,5 @@ class Program:
     source_of = staticmethod(source_of)
 
     def bindings(self, name: ast.Name) -> list[Binding]:
+        """The bindings that may have been the last before this use."""
         return evaluate.bindings_of(self, name) or []

@@ -36,9 +36,14 @@ class QueryCache:
     expensive."""
     results: dict[object, Any] = field(default_factory=dict)
     _for_now: dict[object, Any] = field(default_factory=dict)
+    """Incomplete results, until the outermost query ends."""
     _depths: dict[object, int] = field(default_factory=dict)
+    """The running queries, and how many each is nested in."""
     _cut: int = NOT_CUT
+    """The least depth of a running query whose result was needed inside of it; 0 after one was given
+    up."""
     _num_looked: int = 0
+    """How many queries the outermost one has begun."""
 
     @property
     def is_idle(self) -> bool:
@@ -56,22 +61,26 @@ class QueryCache:
         if key in self.results:
             result = self.results[key]
             return result
+
         if key in self._for_now:
             self._cut = 0
             result = self._for_now[key]
             return result
+
         depths = self._depths
         if not depths:
             self._begin()
         if key in depths or len(depths) > self.deepest or self._num_looked > self.farthest:
             self._cut = min(self._cut, depths.get(key, 0))
             return meanwhile
+
         depth = depths[key] = len(depths)
         self._num_looked += 1
         try:
             result = find()
         finally:
             del depths[key]
+
         self._keep(key, result, depth)
         return result
 
@@ -81,6 +90,7 @@ class QueryCache:
         if key in self.results:
             result = self.results[key]
             return result
+
         was_cut = self._cut != NOT_CUT
         result = find()
         if not was_cut and self._cut == NOT_CUT:
@@ -88,11 +98,13 @@ class QueryCache:
         return result
 
     def _keep(self, key: object, result: object, depth: int) -> None:
+        """Cache a result: for good if it depends on no query that still runs."""
         if self._cut >= depth:
             self.results[key] = result
             self._cut = NOT_CUT
         else:
             self._for_now[key] = result
+
         if depth == 0:
             if self._num_looked > self.far:
                 self.results.update(self._for_now)
@@ -153,6 +165,7 @@ _GIVING_ON = {"enumerate", "tqdm", "trange", "zip", "iter", "islice", "track", "
 
 
 def any_of(program: ProgramView, expressions: Iterable[ast.expr | None]) -> Values:
+    """All that one of these expressions may be."""
     return union(map(program.values, expressions))
 
 
@@ -166,20 +179,21 @@ def unpacked(program: ProgramView, values: Values, path: tuple[int, ...]) -> Val
             elif isinstance(value, LoopItem):
                 inner.add(value)
         values = frozenset(inner)
+
     return values
 
 
 def each(program: ProgramView, binding: Binding) -> Values:
+    """What a loop gives its variable: the items that are written out, or some item."""
     assert binding.value is not None
     values: set[Value] = set()
     for value in program.values(binding.value):
         if isinstance(value, Items):
             values.update(*map(program.values, value.items))
-    if not values:
-        if is_counter(binding):
-            return NOTHING
-        values.add(LoopItem(iterated(binding.value)))
-    return frozenset(values)
+
+    if values:
+        return frozenset(values)
+    return NOTHING if is_counter(binding) else frozenset({LoopItem(iterated(binding.value))})
 
 
 def is_counter(binding: Binding) -> bool:

@@ -10,6 +10,7 @@ from functools import cache
 
 from drumline_lint.program.value import NOTHING, ConstantValue, Rank, RankTest, Value, Values
 
+# The kind of rank (see `Rank`) that an environment variable, a function and a name stand for.
 OF_VARIABLE = {
     "RANK": "global",
     "LOCAL_RANK": "local",
@@ -71,11 +72,14 @@ def by_name(name: str) -> Values:
         return frozenset({Rank(OF_NAME[plain])})
     if _OF_GROUP.fullmatch(plain):
         return frozenset({Rank("group")})
+
     if plain in _VAGUE:
         return NOTHING
     if _MAIN.fullmatch(plain):
         return frozenset({RankTest("global", True)})
-    return frozenset({RankTest("local", True)}) if _LOCAL_MAIN.fullmatch(plain) else NOTHING
+    if _LOCAL_MAIN.fullmatch(plain):
+        return frozenset({RankTest("local", True)})
+    return NOTHING
 
 
 @cache
@@ -92,6 +96,7 @@ def of_member(makers: set[str], owner: str, name: str) -> Values:
     `parser.parse_args().rank`, `Accelerator().is_main`, `data_group.rank()`."""
     if name == "rank" and _GROUPS.fullmatch(owner.lower()):
         return frozenset({Rank("group")})
+
     if any(maker.startswith("torch.") for maker in makers):
         # a device mesh's
         return frozenset({Rank("group")}) if name == "get_local_rank" else NOTHING
@@ -99,6 +104,7 @@ def of_member(makers: set[str], owner: str, name: str) -> Values:
 
 
 def by_variable(name: object) -> Values:
+    """The meaning of an environment variable."""
     kind = OF_VARIABLE.get(name) if isinstance(name, str) else None
     return frozenset({Rank(kind)}) if kind else NOTHING
 
@@ -109,21 +115,23 @@ def computed(operator: ast.operator, left: Values, right: Values) -> Values:
     kinds = {value.kind for value in left | right if isinstance(value, Rank)}
     if not kinds:
         return NOTHING
+
     if isinstance(operator, ast.Mod):
         return frozenset({Rank("local")})
     if isinstance(operator, ast.FloorDiv):
         return frozenset({Rank("node")})
-    if isinstance(operator, (ast.Add, ast.Mult)):
-        return frozenset({Rank("global" if kinds & {"node", "global"} else min(kinds))})
-    return NOTHING
+    if not isinstance(operator, (ast.Add, ast.Mult)):
+        return NOTHING
+
+    is_global = bool(kinds & {"node", "global"})
+    return frozenset({Rank("global" if is_global else min(kinds))})
 
 
 def is_about_being_distributed(expression: ast.expr) -> bool:
     """Whether it tests if there are several processes: `not dist.is_initialized()`, `world_size ==
     1`."""
-    names = [node for node in ast.walk(expression) if isinstance(node, (ast.Name, ast.Attribute))]
-    written = [name.attr if isinstance(name, ast.Attribute) else name.id for name in names]
-    return any(_BEING_DISTRIBUTED.search(word.lower()) for word in written)
+    words = [_plain_name(node) for node in ast.walk(expression)]
+    return any(_BEING_DISTRIBUTED.search(word.lower()) for word in words)
 
 
 def is_world_size(node: ast.AST) -> bool:
@@ -133,8 +141,14 @@ def is_world_size(node: ast.AST) -> bool:
         node = node.func
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         return node.slice.value == "WORLD_SIZE"
-    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-    return bool(_WORLD_SIZES.search(name.lower())) and not _OF_ONE_HOST.search(name.lower())
+
+    name = _plain_name(node).lower()
+    return bool(_WORLD_SIZES.search(name)) and not _OF_ONE_HOST.search(name)
+
+
+def _plain_name(node: ast.AST) -> str:
+    """`rank` of `rank` and of `args.rank`; empty for anything else."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def is_other_number(default: Values) -> bool:
@@ -150,31 +164,37 @@ def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
     """The tests that `and` and `or` combine. Operands that test whether the code is distributed do
     not count, unless they let all ranks in: `distributed or rank == 0`."""
     is_or = isinstance(test.op, ast.Or)
-    about = [
-        is_about_being_distributed(operand) and not (is_or and _lets_all_in(operand))
-        for operand in test.values
-    ]
-    having = [any(isinstance(value, (RankTest, Rank)) for value in values) for values in operands]
-    counting = [has or not is_about for has, is_about in zip(having, about, strict=True)]
-    every: Values = frozenset().union(*operands)
-    if sum(counting) <= 1 or not any(having):
-        return every
+    num_with_ranks = 0
+    num_counting = 0
+    for operand, values in zip(test.values, operands, strict=True):
+        has_rank = any(isinstance(value, (RankTest, Rank)) for value in values)
+        num_with_ranks += has_rank
+        num_counting += has_rank or _counts(operand, is_or)
+
+    combination: Values = frozenset().union(*operands)
+    if num_counting <= 1 or not num_with_ranks:
+        return combination
     if not is_or:
-        return _changed(every, lambda rank_test: replace(rank_test, is_enough=False))
-    tests = {value for value in every if isinstance(value, RankTest)}
-    if having.count(True) < sum(counting):
-        return _changed(every, lambda rank_test: replace(rank_test, is_needed=False))
-    if len(tests) > 1:
-        return frozenset(
-            RankTest(rank_test.kind, None, rank_test.is_needed) for rank_test in tests
-        ) | (every - tests)
-    return every
+        return _changed(combination, lambda rank_test: replace(rank_test, is_enough=False))
+    if num_with_ranks < num_counting:
+        return _changed(combination, lambda rank_test: replace(rank_test, is_needed=False))
+
+    # `rank == 0 or rank == 1`: some ranks, and which is not known.
+    tests = {value for value in combination if isinstance(value, RankTest)}
+    if len(tests) < 2:
+        return combination
+    some = frozenset(RankTest(rank_test.kind, None, rank_test.is_needed) for rank_test in tests)
+    return some | (combination - tests)
+
+
+def _counts(operand: ast.expr, is_or: bool) -> bool:
+    """Whether an operand that is about no rank changes which ranks pass."""
+    return not is_about_being_distributed(operand) or (is_or and _lets_all_in(operand))
 
 
 def _lets_all_in(flag: ast.expr) -> bool:
     """A plain flag or call; not one that is true for a single process."""
-    called = flag.func if isinstance(flag, ast.Call) else flag
-    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    name = _plain_name(flag.func if isinstance(flag, ast.Call) else flag)
     return bool(name) and not _OF_ONE_PROCESS.search(name.lower())
 
 
@@ -197,21 +217,27 @@ def negated(values: Values) -> Values:
 
 
 def compared(operator: ast.cmpop, left: Values, right: Values) -> Values:
+    """The ranks that a comparison selects: `rank == 0`, `0 != rank`, `is_main is True`."""
     tests: set[Value] = set(_compared_tests(operator, left, right))
+
     for side, other_side, is_turned in ((left, right, False), (right, left, True)):
         kinds = [value.kind for value in side if isinstance(value, Rank)]
-        if kinds:
-            meant = _who(operator, other_side, is_turned)
-            tests.update(RankTest(kind, IS_MAIN[meant]) for kind in kinds if meant in IS_MAIN)
+        if not kinds:
+            continue
+        selected = _who(operator, other_side, is_turned)
+        if selected in IS_MAIN:
+            tests.update(RankTest(kind, IS_MAIN[selected]) for kind in kinds)
+
     return frozenset(tests)
 
 
 def _compared_tests(operator: ast.cmpop, left: Values, right: Values) -> Values:
     """`is_main is True`, `is_main == False`."""
-    tests = frozenset(value for value in left if isinstance(value, RankTest))
     truths = {value.value for value in right if isinstance(value, ConstantValue)}
     if len(truths) != 1 or not isinstance(next(iter(truths)), bool):
         return NOTHING
+
+    tests = frozenset(value for value in left if isinstance(value, RankTest))
     is_equal = isinstance(operator, (ast.Eq, ast.Is))
     return tests if is_equal == (True in truths) else negated(tests)
 
@@ -224,20 +250,20 @@ def _who(operator: ast.cmpop, compared_with: Values, is_turned: bool) -> str:
     numbers = {_number(value.value) for value in compared_with if isinstance(value, ConstantValue)}
     if numbers & {-1, None} and 0 not in numbers:
         return "all"  # `rank != -1`: whether there are ranks at all
-    zero = 0 in numbers and numbers <= {0, -1, None}
+
+    is_zero = 0 in numbers and numbers <= {0, -1, None}
     if isinstance(operator, (ast.Eq, ast.Is, ast.In)):
-        return "the main one" if zero else "some"
+        return "the main one" if is_zero else "some"
     if isinstance(operator, (ast.NotEq, ast.IsNot, ast.NotIn)):
-        return "the others" if zero else "some"
+        return "the others" if is_zero else "some"
+
     is_greater = isinstance(operator, (ast.Gt, ast.GtE)) != is_turned
     is_strict = isinstance(operator, (ast.Gt, ast.Lt))
+    if is_zero and is_strict != is_greater:
+        return "all"  # `rank >= 0`, and `rank < 0`, which none is
     if is_greater:
-        return (
-            "all" if zero and not is_strict else "the others" if zero or numbers == {1} else "some"
-        )
-    if zero and is_strict:
-        return "all"  # `rank < 0`: there are none
-    return "the main one" if zero or (numbers == {1} and is_strict) else "some"
+        return "the others" if is_zero or numbers == {1} else "some"
+    return "the main one" if is_zero or (numbers == {1} and is_strict) else "some"
 
 
 def _number(value: object) -> object:

@@ -46,6 +46,7 @@ def _compact(kind: type[ast.AST]) -> type[ast.AST]:
         slots.append("_last")
     if kind in SCOPES:
         slots.append("_source")
+
     members: dict[str, Any] = {"__doc__": kind.__doc__}
     if kind is ast.Name:  # a third of all nodes; it ends on the line that it begins on
         members["end_lineno"] = property(attrgetter("lineno"))
@@ -55,7 +56,7 @@ def _compact(kind: type[ast.AST]) -> type[ast.AST]:
 
 COMPACT = {kind: _compact(kind) for kind in FIELDS}
 FIELDS |= {COMPACT[kind]: fields for kind, fields in FIELDS.items()}
-# Their lists may contain None: `{**one}` has no key.
+# Their lists may contain None: `{**settings}` has no key.
 _WITH_GAPS = (COMPACT[ast.Dict], COMPACT[ast.arguments])
 
 
@@ -100,6 +101,7 @@ class Index:
     _numbers: dict[type, array[int]] = field(default_factory=dict)
 
     def every(self, kind: type[Any]) -> list[Any]:
+        """All nodes of a kind."""
         return self.nodes.get(kind, [])
 
     def between(self, kind: type[Any], first: int, last: int) -> list[Any]:
@@ -107,9 +109,11 @@ class Index:
         every = self.nodes.get(kind)
         if not every:
             return []
+
         numbers = self._numbers.get(kind)
         if numbers is None:  # they are searched without a function that gets the number of a node
             numbers = self._numbers[kind] = array("I", map(_number, every))
+
         start = bisect_left(numbers, first)
         return every[start : bisect_right(numbers, last, start)]
 
@@ -138,11 +142,13 @@ def scope_of(node: ast.AST) -> ScopeNode:
 
 
 def source_of(node: ast.AST) -> Source:
+    """The file that it is in."""
     source: Source = scope_of(node)._source  # type: ignore[union-attr]
     return source
 
 
 def enclosing_function(node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The innermost function around it, lambdas left out."""
     current: ast.AST = node
     while not isinstance(current, ast.Module):
         current = scope_of(current)
@@ -158,6 +164,7 @@ def enclosing_class(node: ast.AST) -> ast.ClassDef | None:
 
 
 def statement_of(node: ast.AST) -> ast.stmt:
+    """The innermost statement that it is part of, or itself."""
     for candidate in (node, *ancestors(node)):
         if isinstance(candidate, ast.stmt):
             return candidate
@@ -167,8 +174,11 @@ def statement_of(node: ast.AST) -> ast.stmt:
 def block_of(statement: ast.AST) -> list[ast.stmt]:
     """The statements of its block, in order; empty if it is not a statement."""
     outer = parent_of(statement)
-    blocks = [getattr(outer, name, None) for name in ("body", "orelse", "finalbody")]
-    return next((block for block in blocks if isinstance(block, list) and statement in block), [])
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(outer, name, None)
+        if isinstance(block, list) and statement in block:
+            return block
+    return []
 
 
 def branches_of(branching: ast.If, taken: ast.AST) -> tuple[list[ast.stmt], list[ast.stmt]]:
@@ -179,10 +189,12 @@ def branches_of(branching: ast.If, taken: ast.AST) -> tuple[list[ast.stmt], list
 
 
 def position(node: ast.AST) -> tuple[int, int]:
+    """The line and column of its first letter."""
     return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
 
 
 def end_position(node: ast.AST) -> tuple[int, int]:
+    """The line and column behind its last letter."""
     return getattr(node, "end_lineno", None) or 0, getattr(node, "end_col_offset", None) or 0
 
 
@@ -209,6 +221,7 @@ def calls_beside(node: ast.AST) -> list[ast.Call]:
 
 
 def is_after(node: ast.AST, earlier: ast.AST) -> bool:
+    """Whether it is written later in the same file."""
     return position(node) > position(earlier)
 
 
@@ -218,20 +231,27 @@ def dotted(expression: ast.expr) -> str:
     while isinstance(expression, ast.Attribute):
         parts.append(expression.attr)
         expression = expression.value
-    return ".".join([expression.id, *reversed(parts)]) if isinstance(expression, ast.Name) else ""
+
+    if not isinstance(expression, ast.Name):
+        return ""
+    return ".".join([expression.id, *reversed(parts)])
 
 
 def children(node: ast.AST) -> list[Any]:
     """As `ast.iter_child_nodes`, without irrelevant nodes, and several times as fast."""
     nodes: list[Any] = []
     kind = node.__class__
+
     for name in FIELDS[kind]:
         value = getattr(node, name)
         if value.__class__ is list:
             nodes += value
         elif value is not None:
             nodes.append(value)
-    return [child for child in nodes if child is not None] if kind in _WITH_GAPS else nodes
+
+    if kind in _WITH_GAPS:
+        return [child for child in nodes if child is not None]
+    return nodes
 
 
 def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> list[Any]:
@@ -242,6 +262,7 @@ def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> 
     index: Index = source_of(node).tree._index  # type: ignore[attr-defined]
     first = _number(node)
     last = getattr(node, "_last", first)
+
     nodes: list[Any] = []
     for kind in kinds:
         nodes += index.between(kind, first, last)
@@ -249,11 +270,13 @@ def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> 
         nodes.sort(key=_number)
     if into_functions:
         return nodes
+
     scopes = (node, scope_of(node)) if isinstance(node, SCOPES) else (scope_of(node),)
     return [inner for inner in nodes if inner is node or inner._scope in scopes]
 
 
 def _number(node: ast.AST) -> int:
+    """Its number in the order of the text."""
     number: int = node._number  # type: ignore[attr-defined]
     return number
 

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 @cache
 def _of_text(text: str) -> int:
+    """The hash of a text, the same in every process."""
     return zlib.crc32(text.encode("utf-8", "surrogatepass"))
 
 
 def _of_node(node: ast.AST) -> int:
+    """The hash of a node, by where it is written."""
     lines = getattr(node, "lineno", 0) + 65_537 * (getattr(node, "end_lineno", 0) or 0)
     return lines * 1_009 + getattr(node, "col_offset", 0)
 
@@ -163,9 +165,8 @@ class RankTest:
     """Whether all these ranks pass; False for `rank == 0 and verbose`."""
 
     def __hash__(self) -> int:
-        return (
-            _of_text(self.kind) + 8 * bool(self.is_main) + 16 * self.is_needed + 32 * self.is_enough
-        )
+        flags = 8 * bool(self.is_main) + 16 * self.is_needed + 32 * self.is_enough
+        return _of_text(self.kind) + flags
 
 
 Value: TypeAlias = (

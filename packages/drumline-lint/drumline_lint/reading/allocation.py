@@ -4,6 +4,7 @@ node has."""
 from __future__ import annotations
 
 import itertools
+import math
 import re
 
 from drumline_lint.reading.launchers import ACCELERATE, DEEPSPEED, PYTHON, Launch
@@ -23,16 +24,18 @@ _PART_OF_NODES = {"nodelist", "relative", "exclude", "multi-prog"}
 def started_on_nodes(launch: Launch) -> int | None:
     """On how many nodes this very command is started; None if it is not known."""
     container = launch.script.container
-    batch = launch.script.sbatch
-    srun = launch.srun
     if container is not None:
         return container.replicas
     if launch.is_elsewhere:
         return None
+
+    batch = launch.script.sbatch
+    srun = launch.srun
     if srun is None:
         return 1 if batch.by_name else None
     if not srun.is_sure or _PART_OF_NODES & srun.by_name.keys():
         return None
+
     says_more = {"ntasks", "nodes", "ntasks-per-node"} & srun.by_name.keys()
     is_one_task = batch.number("ntasks") == 1 and "ntasks-per-node" not in batch.by_name
     if srun.number("ntasks") == 1 or (is_one_task and not says_more):
@@ -49,28 +52,30 @@ def tasks_per_node(launch: Launch) -> int | None:
 
 def mpirun_processes(launch: Launch) -> int | None:
     """How many processes mpirun starts, if all of them are on this host."""
-    words = [word.plain or "" for word in launch.mpirun]
-    has_hosts = any(_HOSTS_OF_MPIRUN.match(word) for word in words)
+    has_hosts = any(_HOSTS_OF_MPIRUN.match(word.plain or "") for word in launch.mpirun)
     if has_hosts or launch.script.sbatch.by_name or least_nodes(launch) != 1:
         return None
-    counts = [
-        launch.script.constant(following)
-        for word, following in itertools.pairwise(launch.mpirun)
-        if word.plain in ("-np", "-n", "--np")
-    ]
-    return whole_number(counts[0]) if counts else None
+
+    for word, following in itertools.pairwise(launch.mpirun):
+        if word.plain in ("-np", "-n", "--np"):
+            return whole_number(launch.script.constant(following))
+    return None
 
 
 def _srun_tasks(srun: Options, batch: Options) -> int | None:
     """Beside a number of tasks in the header, some versions of srun ignore their own
     --ntasks-per-node; what is meant by it counts."""
     nodes = srun.number("nodes") or batch.number("nodes")
+
     for options in (srun, batch):
         if "ntasks" in options.by_name:
             total = options.number("ntasks")
-            return -(-total // max(nodes, 1)) if total and nodes else total if total == 1 else None
+            if total == 1:
+                return 1
+            return math.ceil(total / nodes) if total and nodes else None
         if "ntasks-per-node" in options.by_name:
             return options.number("ntasks-per-node")
+
     return 1
 
 
@@ -78,6 +83,7 @@ def sees_one_gpu(launch: Launch) -> bool:
     """`srun --gpus-per-task=1`: each task sees one GPU, which is cuda:0 there."""
     if launch.srun is None:
         return False
+
     options = {**launch.script.sbatch.by_name, **launch.srun.by_name}
     is_one = (options.get("gpus-per-task") or "").rpartition(":")[2] == "1"
     return is_one and "gpu-bind" not in options
@@ -87,14 +93,15 @@ def processes_per_node(launch: Launch) -> int | None:
     """How many ranks are started on a node; None for `gpu`, `auto` and unknown values."""
     if launch.kind == ACCELERATE:
         total = whole_number(launch.value("num-processes"))
-        machines = accelerate_machines(launch)
-        return None if total is None or not machines or total % machines else total // machines
+        return _divided(total, accelerate_machines(launch))
     if launch.kind == DEEPSPEED:
         return whole_number(launch.value("num-gpus"))
+
     if launch.kind == PYTHON:
         # One task may start further ranks itself.
         tasks = tasks_per_node(launch) or 1
         return tasks if launch.srun is not None and tasks > 1 else None
+
     if "nproc-per-node" in launch.flags:
         return whole_number(launch.value("nproc-per-node"))
     container = launch.script.container
@@ -103,13 +110,20 @@ def processes_per_node(launch: Launch) -> int | None:
     return 1 if launch.is_sure else None
 
 
+def _divided(total: int | None, parts: int | None) -> int | None:
+    """The size of equal parts; None if there are none."""
+    return total // parts if total and parts and total % parts == 0 else None
+
+
 def accelerate_machines(launch: Launch) -> int | None:
     """Of how many machines --num_processes is the total; None if it is not known."""
     if "num-machines" in launch.flags:
         return least_nodes(launch)
-    setting = launch.configured("num-machines")
+    if setting := launch.configured("num-machines"):
+        return whole_number(setting.text)
+
     is_unknown = "config-file" in launch.flags and launch.config is None
-    return whole_number(setting.text) if setting else None if is_unknown else 1
+    return None if is_unknown else 1
 
 
 def gpus_per_node(launch: Launch) -> int | None:
@@ -120,23 +134,29 @@ def gpus_per_node(launch: Launch) -> int | None:
 
 
 def allocated_gpus(launch: Launch) -> int | None:
+    """How many GPUs of a node a container, `docker run` or Slurm gives it."""
     if launch.script.container is not None:
         return launch.script.container.gpus
     if launch.docker:
         return whole_number(docker_option(launch, "--gpus"))
     if launch.is_elsewhere:
         return None
-    counts = map(_gpus_of, filter(None, (launch.srun, launch.script.sbatch)))
-    return next((count for count in counts if count is not None), None)
+
+    for options in (launch.srun, launch.script.sbatch):
+        count = None if options is None else _gpus_of(options)
+        if count is not None:
+            return count
+    return None
 
 
 def _gpus_of(options: Options) -> int | None:
+    """By a number for each node, or the total of all nodes: `--gpus=4`, `--gpus=a100:4`."""
     if options.gpus_per_node is not None:
         return options.gpus_per_node
-    # `4`, or `a100:4`
+
     total = whole_number((options.by_name.get("gpus") or "").rpartition(":")[2])
     nodes = options.number("nodes") or (1 if options.number("ntasks") == 1 else None)
-    return total // nodes if total and nodes and total % nodes == 0 else None
+    return _divided(total, nodes)
 
 
 def docker_option(launch: Launch, name: str) -> str | None:

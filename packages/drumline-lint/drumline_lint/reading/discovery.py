@@ -53,9 +53,9 @@ def find_files(
 ) -> Found:
     """Sorted, without duplicates. `exclude`: globs of names, or of paths relative to `root`."""
     if missing := [str(path) for path in paths if not os.path.lexists(path)]:
-        raise UsageError(
-            f"there is no {', no '.join(missing)}", next_step="give files or folders that exist"
-        )
+        what = f"there is no {', no '.join(missing)}"
+        raise UsageError(what, next_step="give files or folders that exist")
+
     search = _Search(exclude, root or Path.cwd())
     for path in paths:
         if path.is_dir():
@@ -65,6 +65,7 @@ def find_files(
     # Last, so that a file has its own path rather than a link's.
     while search.linked_folders:
         _walk(search, search.linked_folders.pop(0))
+
     tops = [os.path.join(os.path.realpath(path), "") for path in paths]  # noqa: PTH118
     outside = {
         path
@@ -78,49 +79,60 @@ def is_matched(path: Path, globs: Sequence[str], root: Path) -> bool:
     """By its name, or by its path below the root. A `*` matches slashes too."""
     if not globs:
         return False
+
     below = os.path.relpath(path, root).replace(os.sep, "/")
-    return any(
-        fnmatch(path.name, glob.rstrip("/")) or fnmatch(below, glob.removeprefix("./").rstrip("/"))
-        for glob in globs
-    )
+    for glob in globs:
+        pattern = glob.rstrip("/")
+        if fnmatch(path.name, pattern) or fnmatch(below, pattern.removeprefix("./")):
+            return True
+    return False
 
 
 def _walk(search: _Search, top: Path) -> None:
-    """Links to folders are kept for later."""
+    """The files of a folder and of those in it; links to folders are left for later."""
 
     def report(error: OSError) -> None:
         message = f"the folder cannot be listed: {error.strerror}"
         search.problems.append(problem(UNREADABLE, error.filename, message))
 
-    for name, folders, files in os.walk(top, onerror=report):
+    for name, folder_names, file_names in os.walk(top, onerror=report):
         folder = Path(name)
         real = os.path.realpath(folder)
-        inner = [
-            path for path in (folder / name for name in sorted(folders)) if _is_kept(search, path)
-        ]
-        if real in search.folders:
-            inner = []
+        inner = (
+            [folder / name for name in sorted(folder_names)] if real not in search.folders else []
+        )
         search.folders.add(real)
+
+        inner = [path for path in inner if not _is_skipped(search, path)]
         search.linked_folders += [path for path in inner if path.is_symlink()]
-        folders[:] = [path.name for path in inner if not path.is_symlink()]
-        for path in (folder / name for name in files):
-            is_dockerfile = DOCKERFILE_NAMES.fullmatch(path.name) is not None
-            is_document = DOCUMENT_NAMES.fullmatch(path.name) is not None
-            is_text = is_dockerfile or is_document or is_readme(path)
-            is_read = path.name.endswith(SUFFIXES) or is_text
-            is_file = (is_read or _is_shell(path)) and path.is_file()
+        folder_names[:] = [path.name for path in inner if not path.is_symlink()]
+
+        for path in (folder / name for name in file_names):
+            is_file = _is_read(path) and path.is_file()
             if is_file and not is_matched(path, search.exclude, search.root):
                 search.by_real_path.setdefault(os.path.realpath(path), path)
+
+
+def _is_read(path: Path) -> bool:
+    """Whether a file's name, or its first line, says that it is for the linter."""
+    if path.name.endswith(SUFFIXES) or is_readme(path):
+        return True
+    if DOCKERFILE_NAMES.fullmatch(path.name) or DOCUMENT_NAMES.fullmatch(path.name):
+        return True
+    return _is_shell(path)
 
 
 def is_readme(path: Path) -> bool:
     return path.suffix in ("", ".md", ".rst", ".txt") and bool(README_NAMES.fullmatch(path.name))
 
 
-def _is_kept(search: _Search, folder: Path) -> bool:
-    is_skipped = folder.name.startswith(".") or folder.name in SKIPPED
-    is_environment = os.path.exists(folder / "pyvenv.cfg")  # noqa: PTH110 - False without permission
-    return not (is_skipped or is_environment or is_matched(folder, search.exclude, search.root))
+def _is_skipped(search: _Search, folder: Path) -> bool:
+    """Whether it is hidden, made by a tool, a virtual environment, or excluded."""
+    if folder.name.startswith(".") or folder.name in SKIPPED:
+        return True
+    if os.path.exists(folder / "pyvenv.cfg"):  # noqa: PTH110 - False without permission
+        return True
+    return is_matched(folder, search.exclude, search.root)
 
 
 def _is_shell(path: Path) -> bool:

@@ -19,6 +19,7 @@ _PASSES_VARIABLE = {"-e", "--env", "-x", "-genv"}
 
 
 def nodes_flag(launch: Launch) -> str:
+    """The launcher's flag for the number of nodes."""
     return _NODES_FLAG.get(launch.kind, "nnodes")
 
 
@@ -33,10 +34,12 @@ def least_nodes(launch: Launch) -> int | None:
 
 
 def _nodes(launch: Launch, *, least: bool) -> int | None:
+    """`--nnodes 2:4` waits for 2 nodes, and 4 may join."""
     name = nodes_flag(launch)
     if name in launch.flags:
         first, _, last = (launch.value(name) or "").partition(":")
         return whole_number(first if least else last or first)
+
     is_known = launch.is_sure and launch.kind not in {ACCELERATE, DEEPSPEED}
     return 1 if is_known and not launch.is_of_operator else None
 
@@ -54,6 +57,7 @@ def address_flag(launch: Launch) -> Flag | None:
     """The flag whose address counts."""
     if launch.kind == ACCELERATE:
         return launch.flags.get("main-process-ip")
+
     endpoint = launch.flags.get("rdzv-endpoint")
     if endpoint is not None or backend(launch) != "static":
         return endpoint
@@ -61,6 +65,7 @@ def address_flag(launch: Launch) -> Flag | None:
 
 
 def port_flag(launch: Launch) -> Flag | None:
+    """The flag with the port of the first node."""
     if launch.kind == ACCELERATE:
         return launch.flags.get("main-process-port")
     return launch.flags.get("rdzv-endpoint") or launch.flags.get("master-port")
@@ -72,6 +77,7 @@ def first_node(launch: Launch) -> tuple[TextRange, Word] | None:
     if launch.kind == PYTHON:
         address = variable(launch, "MASTER_ADDR")
         return (address, address.value) if address else None
+
     flag = address_flag(launch)
     return (flag.word, flag.value) if flag and flag.value else None
 
@@ -96,12 +102,15 @@ def set_by_container(launch: Launch, word: Word) -> Assignment | None:
 def variable(launch: Launch, name: str) -> Assignment | None:
     """The only assignment of a variable that the launcher's processes see."""
     scope: Script | None = launch.script
+
     while scope is not None:
         if for_command := scope.command_variables.get((launch.command.start, name)):
             return for_command
+
         if assigned := scope.variables.get(name, []):
             is_only = len(assigned) == 1 and not assigned[0].is_conditional
             return assigned[0] if is_only and assigned[0].is_seen else None
+
         scope = scope.outer
     return None
 
@@ -115,6 +124,7 @@ def launch_variables(script: Script) -> list[Assignment]:
 
 
 def _passed(launch: Launch) -> Iterator[Assignment]:
+    """`-e NAME=value` of docker and the like, as assignments."""
     for option, word in itertools.pairwise((*launch.docker, *launch.mpirun)):
         pair = _NAME_AND_VALUE.fullmatch(word.plain or "")
         if option.plain in _PASSES_VARIABLE and pair:

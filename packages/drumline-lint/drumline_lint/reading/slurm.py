@@ -57,11 +57,13 @@ class Options:
     @property
     def gpus_per_node(self) -> int | None:
         """`--gpus-per-node=8`, or `a100:8`; `--gres=gpu:8`, or `gpu:a100:8`."""
-        for name in ("gpus-per-node", "gres"):
-            value = self.by_name.get(name) or ""
-            is_gpus = name == "gpus-per-node" or value.startswith("gpu:")
+        gres = self.by_name.get("gres") or ""
+        if not gres.startswith("gpu:"):
+            gres = ""  # another resource
+
+        for value in (self.by_name.get("gpus-per-node") or "", gres):
             count = whole_number(value.rpartition(":")[2])
-            if is_gpus and count is not None:
+            if count is not None:
                 return count
         return None
 
@@ -69,13 +71,17 @@ class Options:
     def has_whole_nodes(self) -> bool:
         """Whether no other job runs on its nodes: they are exclusive, or all their GPUs are
         used."""
-        is_alone = "exclusive" in self.by_name and self.by_name["exclusive"] in _WHOLE
+        if "exclusive" in self.by_name and self.by_name["exclusive"] in _WHOLE:
+            return True
+        if self.by_name.get("mem") == "0" or self.by_name.get("gpus-per-task") == "8":
+            return True
+
         all_gpus = _ALL_GPUS_OF_ARRAY if "array" in self.by_name else _ALL_GPUS
-        is_alone |= self.by_name.get("gpus-per-task") == "8"
-        return is_alone or self.by_name.get("mem") == "0" or (self.gpus_per_node or 0) >= all_gpus
+        return (self.gpus_per_node or 0) >= all_gpus
 
 
 def whole_number(text: str | None) -> int | None:
+    """The number that a text is; None for anything else, and for more than six digits."""
     return int(text) if text and re.fullmatch(r"[0-9]{1,6}", text) else None
 
 
@@ -95,6 +101,7 @@ def header_lines(text: str) -> list[HeaderLine]:
     own_text = _HEREDOC.sub(lambda heredoc: " " * len(heredoc[0]), text)
     first_command = _COMMAND.search(own_text)
     end = first_command.start() if first_command else len(text)
+
     return [
         HeaderLine(line.start(), line.end(), line[1], line.start() > end)
         for line in _HEADER.finditer(own_text)
@@ -104,10 +111,14 @@ def header_lines(text: str) -> list[HeaderLine]:
 def header_options(text: str) -> Options:
     """The options of the `#SBATCH` lines, which end at the first command."""
     options: dict[str, str | None] = {}
-    for line in header_lines(text) if "#SBATCH" in text else ():
+    if "#SBATCH" not in text:
+        return Options(options)
+
+    for line in header_lines(text):
+        if line.is_late:
+            break
         with suppress(ValueError):  # A quote that is not closed.
-            texts = [] if line.is_late else shlex.split(line.text, comments=True)
-            words = [Word(0, 0, word) for word in texts]
+            words = [Word(0, 0, word) for word in shlex.split(line.text, comments=True)]
             options |= read_options(words, lambda word: word.plain)[0]
     return Options(options)
 
@@ -119,27 +130,37 @@ def read_options(
     options: dict[str, str | None] = {}
     position = 0
     is_sure = True
+
     while position < len(words):
         head = words[position].head
         if head and (not head.startswith("-") or head == "-"):
             break
+
         text = value_of(words[position])
         position += 1
-        is_sure &= bool(head)
         if not head:
+            is_sure = False
             continue
-        written = text or head
-        if head.startswith("--"):
-            name, equals, value = written[2:].partition("=")
-        else:
-            name = SHORT.get(written[1], "")
-            value = equals = written[2:]
-        if not equals and name and name not in ALONE and position < len(words):
+
+        name, value = _name_and_value(text or head)
+        if value is None and name and name not in ALONE and position < len(words):
             options[name] = value_of(words[position])
             position += 1
         else:
-            options[name] = value.removeprefix("=") if equals and text is not None else None
+            options[name] = None if text is None else value
+
     options.pop("", None)
     if "tasks-per-node" in options:
         options["ntasks-per-node"] = options.pop("tasks-per-node")
     return options, position, is_sure
+
+
+def _name_and_value(option: str) -> tuple[str, str | None]:
+    """The long name and the value of `--nodes=2`, `-N2`, `-N=2`; None for a value that is not in the
+    same word."""
+    if option.startswith("--"):
+        name, equals, value = option[2:].partition("=")
+        return name, value.removeprefix("=") if equals else None
+
+    value = option[2:]
+    return SHORT.get(option[1], ""), value.removeprefix("=") if value else None

@@ -25,6 +25,7 @@ def documents(text: str) -> list[YamlNode]:
         raise ValueError(" ".join(str(error).split())) from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
     return [node for node in nodes if node is not None]
 
 
@@ -40,19 +41,24 @@ def mapping(node: YamlNode | None, depth: int = 0) -> list[tuple[str, YamlNode]]
     anything else."""
     if node is None or node.id != "mapping" or depth > _DEEPEST:
         return []
+
     pairs = {scalar(key) or "": value for key, value in node.value}
     merged = pairs.pop("<<", None)
     inherited: dict[str, YamlNode] = {}
+
     for base in items(merged) or [merged]:
         inherited = dict(mapping(base, depth + 1)) | inherited
+
     return list((inherited | pairs).items())
 
 
 def items(node: YamlNode | None) -> Sequence[YamlNode]:
+    """The items of a list; empty for anything else."""
     return node.value if node is not None and node.id == "sequence" else []
 
 
 def scalar(node: YamlNode | None) -> str | None:
+    """The text of a string or a number; None for anything else."""
     return node.value if node is not None and node.id == "scalar" else None
 
 
@@ -70,23 +76,27 @@ def code_in(node: YamlNode, text: str) -> tuple[int, int]:
     """Where the letters of a scalar are, without quotes and without the line of its `|`."""
     start = node.start_mark.index
     end = node.end_mark.index
+
     if node.style in {"|", ">"}:
         start = text.find("\n", start, end) + 1 or end
     elif node.style in {"'", '"'}:
         start += 1
         end -= 1
-    return start, max(start, start + len(text[start:end].rstrip()))
+
+    return start, start + len(text[start:end].rstrip())
 
 
 def mappings_in(node: YamlNode) -> Iterator[YamlNode]:
     """Every mapping once, whatever aliases lead to it."""
     visited: set[int] = set()
     pending = [(node, 0)]
+
     while pending:
         inner, depth = pending.pop()
         if id(inner) in visited or depth > _DEEPEST_WALK:
             continue
         visited.add(id(inner))
+
         values = [value for _, value in inner.value] if inner.id == "mapping" else []
         if values:
             yield inner
