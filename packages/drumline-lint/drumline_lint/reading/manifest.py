@@ -76,75 +76,94 @@ def read_manifest(path: Path, text: str) -> Manifest:
 
 
 class _ManifestReader:
+    """Makes scripts of the containers in the documents of one file."""
+
     def __init__(self, path: Path, text: str, nodes: Sequence[YamlNode]) -> None:
         self.path = path
         self.text = text
         self.nodes = nodes
         self.line_starts = line_starts(text)
+
         letters = list(text)
         for node in nodes:
-            for inner in mappings_in(node):
-                for _, value in inner.value:
-                    for position in _folded_line_ends([value, *items(value)], text):
-                        letters[position] = " "
+            for position in _folded_line_ends(node, text):
+                letters[position] = " "
         self.shell_text = "".join(letters)
         """The text, with blanks for the line ends that YAML folds."""
 
     def scripts(self, document: YamlNode) -> Iterator[Script]:
-        listed: YamlNode = member(document, "services")
-        services = mapping(listed)
-        if services and member(document, "kind") is None:
-            hosts = frozenset(host for name, node in services for host in _hosts(name, node))
-            keys = {scalar(key): key for key, _ in listed.value}
-            scripts: list[Script] = []
-            for name, node in services:
-                word = self._scalar_word(keys.get(name))
-                scripts.append(self._service(word, node, hosts, scripts))
-            yield from scripts
-        elif member(document, "kind") is not None:
-            visited: set[int] = set()
-            for workload, pod, replicas in _all_pods(document):
-                for node in items(member(pod, "containers")):
-                    if id(node) not in visited:
-                        visited.add(id(node))
-                        yield self._container(node, pod, workload, replicas)
+        """The containers of a Compose file, or of a Kubernetes object."""
+        is_kubernetes = member(document, "kind") is not None
+        if is_kubernetes:
+            yield from self._containers(document)
+        elif mapping(member(document, "services")):
+            yield from self._services(member(document, "services"))
 
     # Kubernetes
+
+    def _containers(self, document: YamlNode) -> Iterator[Script]:
+        visited: set[int] = set()
+        for workload, pod, replicas in _all_pods(document):
+            for node in items(member(pod, "containers")):
+                if id(node) not in visited:
+                    visited.add(id(node))
+                    yield self._container(node, pod, workload, replicas)
 
     def _container(
         self, node: YamlNode, pod: YamlNode, workload: YamlNode, replicas: int | None
     ) -> Script:
+        """One container: what is known of its processes, its command and its variables."""
         limits = mapping(member(node, "resources", "limits"))
-        gpus = [whole_number(scalar(n)) for name, n in limits if _GPU_RESOURCE.fullmatch(name)]
+        gpus = [scalar(count) for name, count in limits if _GPU_RESOURCE.fullmatch(name)]
+        refused = list(self._refusals(node, pod, workload))
+        if gpus and (replicas or 1) > 1:
+            refused += self._volumes_of_one_node(pod)
+
         container = Container(
             kind=text_at(workload, "kind"),
             replicas=replicas,
-            gpus=next(iter(gpus), None),
+            gpus=whole_number(gpus[0]) if gpus else None,
             is_without_gpu=bool(limits) and not gpus,
             shared_memory=_shared_memory_of_pod(node, pod),
             processes=self._scalar_word(member(workload, "spec", "nprocPerNode")),
             name=self._scalar_word(member(node, "name")),
-            refused=(
-                *self._refusals(node, pod, workload),
-                *(self._volumes_of_one_node(pod) if gpus and (replicas or 1) > 1 else ()),
-            ),
+            refused=tuple(refused),
             unresolved=self._unresolved(pod, workload),
         )
-        listed = [item for key in ("command", "args") for item in items(member(node, key))]
-        words = tuple(self._word(item, _kubernetes_text(scalar(item) or "")) for item in listed)
+
+        texts = [(item, _kubernetes_text(scalar(item) or "")) for item in _command_items(node)]
+        words = tuple(self._word(item, text) for item, text in texts)
         script = self._script(container, [Command(words)] if words else [])
         for entry in items(member(node, "env")):
-            value = member(entry, "value")
-            field_path: YamlNode = member(entry, "valueFrom", "fieldRef", "fieldPath")
-            if value is not None:
-                text = _kubernetes_text(scalar(value) or "")
-                self._add_variable(script, text_at(entry, "name"), value, text)
-            elif scalar(field_path) in _OF_EACH_POD:
-                text = f"${_OF_EACH_POD[scalar(field_path) or '']}"
-                self._add_variable(script, text_at(entry, "name"), field_path, text)
+            self._add_entry(script, entry)
         return script
 
+    def _add_entry(self, script: Script, entry: YamlNode) -> None:
+        """A variable in `env`: its value, or a field of which each pod has its own."""
+        name = text_at(entry, "name")
+        value = member(entry, "value")
+        if value is not None:
+            self._add_variable(script, name, value, _kubernetes_text(scalar(value) or ""))
+            return
+
+        field_path = member(entry, "valueFrom", "fieldRef", "fieldPath")
+        variable = _OF_EACH_POD.get(scalar(field_path) or "")
+        if variable is not None:
+            self._add_variable(script, name, field_path, f"${variable}")
+
     def _refusals(self, node: YamlNode, pod: YamlNode, workload: YamlNode) -> Iterator[Refusal]:
+        """All for which Kubernetes, or an operator, refuses a container."""
+        is_job = text_at(workload, "apiVersion") == "batch/v1"
+        is_indexed = text_at(workload, "spec", "completionMode") == "Indexed"
+
+        yield from self._refused_name(node, pod, workload)
+        if is_job:
+            yield from self._refused_policy(node, pod)
+        if is_job and not is_indexed:
+            yield from self._refused_index(node)
+        yield from self._refused_values(node)
+
+    def _refused_name(self, node: YamlNode, pod: YamlNode, workload: YamlNode) -> Iterator[Refusal]:
         name = self._scalar_word(member(node, "name"))
         names = [text_at(container, "name") for container in items(member(pod, "containers"))]
         if text_at(workload, "kind") == "PyTorchJob" and "pytorch" not in names and name:
@@ -152,23 +171,28 @@ class _ManifestReader:
                 f"the operator looks for a container named pytorch, and this one is {name.text}"
             )
             yield Refusal(name, message, "name the container pytorch")
-        is_job = text_at(workload, "apiVersion") == "batch/v1"
+
+    def _refused_policy(self, node: YamlNode, pod: YamlNode) -> Iterator[Refusal]:
+        """The restart policy of a Job; where it is left out, the container is the place."""
+        name = self._scalar_word(member(node, "name"))
         policy = self._scalar_word(member(pod, "restartPolicy")) or name
-        if is_job and policy and policy.text not in {"Never", "OnFailure"}:
+        if policy and policy.text not in {"Never", "OnFailure"}:
             message = "a Job is refused without restartPolicy: Never or OnFailure"
             yield Refusal(policy, message, "write restartPolicy: Never")
-        is_indexed = text_at(workload, "spec", "completionMode") == "Indexed"
-        listed = [item for key in ("command", "args") for item in items(member(node, key))]
-        for item in listed:
+
+    def _refused_index(self, node: YamlNode) -> Iterator[Refusal]:
+        """The variable of an indexed Job, in one that is not."""
+        message = "only pods of a Job with completionMode: Indexed have JOB_COMPLETION_INDEX"
+        for item in _command_items(node):
             index = _INDEX.search(self.text, *code_in(item, self.text)) if scalar(item) else None
-            if is_job and not is_indexed and index:
-                message = (
-                    "only pods of a Job with completionMode: Indexed have JOB_COMPLETION_INDEX"
-                )
+            if index:
                 place = Word(*index.span(), index[0])
                 yield Refusal(place, message, "write completionMode: Indexed")
+
+    def _refused_values(self, node: YamlNode) -> Iterator[Refusal]:
+        """Numbers and the like, where Kubernetes wants strings: `value: 29500`."""
         values = [member(entry, "value") for entry in items(member(node, "env"))]
-        for value in [*values, *listed]:
+        for value in [*values, *_command_items(node)]:
             word = self._scalar_word(value)
             if word is not None and not is_text(value):
                 message = f"{word.text} is no string, and Kubernetes refuses the manifest"
@@ -181,15 +205,13 @@ class _ManifestReader:
             for node in self.nodes
             if text_at(node, "kind") == "PersistentVolumeClaim"
         }
+
+        message = "pods on several nodes mount this volume, and ReadWriteOnce allows one node"
         for volume in items(member(pod, "volumes")):
             modes = claims.get(text_at(volume, "persistentVolumeClaim", "claimName"), [])
-            if [scalar(mode) for mode in modes] == ["ReadWriteOnce"]:
-                place = self._scalar_word(modes[0])
-                message = (
-                    "pods on several nodes mount this volume, and ReadWriteOnce allows one node"
-                )
-                if place is not None:
-                    yield Refusal(place, message, "write ReadWriteMany, with a class that has it")
+            places = [self._scalar_word(mode) for mode in modes]
+            if len(places) == 1 and places[0] and places[0].text == "ReadWriteOnce":
+                yield Refusal(places[0], message, "write ReadWriteMany, with a class that has it")
 
     def _unresolved(self, pod: YamlNode, workload: YamlNode) -> str:
         """Pods have names of their own in a headless service only."""
@@ -198,10 +220,12 @@ class _ManifestReader:
             for node in self.nodes
             if text_at(node, "kind") == "Service"
         }
+
         is_set = text_at(workload, "kind") == "StatefulSet"
         name = text_at(workload, "spec", "serviceName") if is_set else text_at(pod, "subdomain")
         if name in services and text_at(services[name], "spec", "clusterIP") != "None":
             return f"the service {name} is not headless (clusterIP: None)"
+
         used = [service for service in services if f".{service}" in self.text]
         if text_at(workload, "kind") == "Job" and not name and used:
             return f"without subdomain: {used[0]}, the pods have no names in it"
@@ -209,37 +233,47 @@ class _ManifestReader:
 
     # Compose
 
+    def _services(self, listed: YamlNode) -> list[Script]:
+        """The containers of a Compose file; each has the list of all."""
+        services = mapping(listed)
+        hosts = frozenset(host for name, node in services for host in _hosts(name, node))
+        keys = {scalar(key): key for key, _ in listed.value}
+
+        scripts: list[Script] = []
+        for name, node in services:
+            word = self._scalar_word(keys.get(name))
+            scripts.append(self._service(word, node, hosts, scripts))
+        return scripts
+
     def _service(
         self, name: Word | None, node: YamlNode, hosts: frozenset[str], services: list[Script]
     ) -> Script:
+        """One service: what is known of its processes, its command and its variables."""
         devices = items(member(node, "deploy", "resources", "reservations", "devices"))
         keys = {key for key, _ in mapping(node)}
-        counts = [
-            len(items(member(device, "device_ids"))) or whole_number(text_at(device, "count"))
-            for device in devices
-        ]
         container = Container(
             kind="service",
             name=name,
             replicas=whole_number(text_at(node, "deploy", "replicas")) or 1,
-            gpus=next(iter(counts), None),
+            gpus=_num_devices(devices[0]) if devices else None,
             shared_memory=_shared_memory_of_service(node),
             is_on_shared_network=text_at(node, "network_mode") not in {"", "bridge", "none"},
             is_without_gpu=not devices and not keys & _MAKES_GPUS_VISIBLE,
             hosts=frozenset() if keys & _OTHER_HOSTS else hosts,
             services=[] if "profiles" in keys else services,
         )
+
         script = self._script(container, self._service_commands(node))
         environment = member(node, "environment")
-        pairs = [(key, value, scalar(value) or "") for key, value in mapping(environment)]
+        for key, value in mapping(environment):
+            self._add_variable(script, key, value, _compose_text(scalar(value) or ""))
         for item in items(environment):
             key, _, text = (scalar(item) or "").partition("=")
-            pairs.append((key, item, text))
-        for key, value, text in pairs:
-            self._add_variable(script, key, value, _compose_text(text))
+            self._add_variable(script, key, item, _compose_text(text))
         return script
 
     def _service_commands(self, node: YamlNode) -> list[Command]:
+        """`entrypoint` and `command`: the code of a shell, or a list of words."""
         words: list[Word] = []
         commands: list[Command] = []
         for key in ("entrypoint", "command"):
@@ -247,11 +281,15 @@ class _ManifestReader:
             words += [self._word(item, _compose_text(scalar(item) or "")) for item in items(value)]
             if scalar(value) is not None:
                 commands += read_commands(self.shell_text, *code_in(value, self.text))
-        return [*commands, *([Command(tuple(words))] if words else [])]
+
+        if words:
+            commands.append(Command(tuple(words)))
+        return commands
 
     # Both
 
     def _word(self, node: YamlNode, text: str) -> Word:
+        """A scalar with its place, and the text that a shell would get."""
         code = code_in(node, self.text)
         start = node.start_mark.index
         end = max(start + 1, min(node.end_mark.index, code[1] + 1))
@@ -275,12 +313,24 @@ class _ManifestReader:
         )
 
 
-def _folded_line_ends(nodes: Sequence[YamlNode], text: str) -> Iterator[int]:
+def _folded_line_ends(document: YamlNode, text: str) -> Iterator[int]:
     """The line ends that YAML turns into blanks, so that a shell does not see them."""
-    for node in nodes:
-        if node.id == "scalar" and node.style != "|":
-            start, end = code_in(node, text)
-            yield from (start + line.start() for line in re.finditer("\n", text[start:end]))
+    for inner in mappings_in(document):
+        for _, value in inner.value:
+            for node in (value, *items(value)):
+                if node.id == "scalar" and node.style != "|":
+                    start, end = code_in(node, text)
+                    yield from (start + line.start() for line in re.finditer("\n", text[start:end]))
+
+
+def _command_items(container: YamlNode) -> list[YamlNode]:
+    """The words of a container's command."""
+    return [*items(member(container, "command")), *items(member(container, "args"))]
+
+
+def _num_devices(device: YamlNode) -> int | None:
+    """How many GPUs a reservation of Compose has, by their ids or by their number."""
+    return len(items(member(device, "device_ids"))) or whole_number(text_at(device, "count"))
 
 
 def _kubernetes_text(text: str) -> str:
@@ -294,6 +344,7 @@ def _compose_text(text: str) -> str:
 
 
 def _hosts(name: str, service: YamlNode) -> Iterator[str]:
+    """The names that other services reach it by."""
     yield from (name, text_at(service, "container_name"), text_at(service, "hostname"))
     for _, network in mapping(member(service, "networks")):
         yield from (scalar(alias) or "" for alias in items(member(network, "aliases")))
@@ -306,19 +357,23 @@ def _all_pods(document: YamlNode) -> Iterator[tuple[YamlNode, YamlNode, int | No
         if spec is not None and text_at(workload, "kind"):
             for pod, replicas in _pods(spec, text_at(workload, "kind")):
                 yield workload, pod, replicas
+
     # Of other operators only the containers are known, not how many there are.
     for pod in mappings_in(document):
         yield document, pod, None
 
 
 def _pods(spec: YamlNode, kind: str) -> Iterator[tuple[YamlNode | None, int | None]]:
+    """The spec of each pod of a workload, and the number of pods that work together."""
     groups = [group for _, group in mapping(member(spec, "pytorchReplicaSpecs"))]
     counts = [_count(member(group, "replicas")) for group in groups]
     is_fixed = all(counts) and member(spec, "elasticPolicy") is None
     for group in groups:
         yield member(group, "template", "spec"), sum(counts) if is_fixed else None
+
     if member(spec, "containers") is not None:
         yield spec, 1
+
     pods = _count(member(spec, "parallelism" if kind == "Job" else "replicas"))
     if kind == "Job" and member(spec, "completions") is not None:
         pods = min(pods, _count(member(spec, "completions")))
@@ -331,27 +386,33 @@ def _count(node: YamlNode | None) -> int:
 
 
 def _shared_memory_of_pod(container: YamlNode, pod: YamlNode) -> int | None:
+    """The size of what is mounted to /dev/shm, 0 if it is on disk."""
     if text_at(pod, "hostIPC") == "true":
         return None
+
     volumes = {text_at(volume, "name"): volume for volume in items(member(pod, "volumes"))}
     for mount in items(member(container, "volumeMounts")):
         if text_at(mount, "mountPath").rstrip("/") == _SHARED_MEMORY:
             directory = member(volumes.get(text_at(mount, "name")), "emptyDir")
             is_on_disk = directory is not None and text_at(directory, "medium") != "Memory"
             return 0 if is_on_disk else parse_size(text_at(directory, "sizeLimit"))
+
     return DEFAULT_SHARED_MEMORY
 
 
 def _shared_memory_of_service(service: YamlNode) -> int | None:
+    """`shm_size`; None if /dev/shm is mounted, or shared with other containers."""
     if size := text_at(service, "shm_size"):
         return parse_size(size)
-    volumes = [member(service, key) for key in ("volumes", "tmpfs")]
-    mounts = [mount for volume in volumes for mount in (volume, *items(volume))]
-    is_mounted = any(
-        _SHARED_MEMORY in f"{scalar(mount)} {text_at(mount, 'target')}" for mount in mounts
-    )
-    is_shared = member(service, "ipc") is not None or is_mounted
-    return None if is_shared else DEFAULT_SHARED_MEMORY
+    if member(service, "ipc") is not None:
+        return None
+
+    for key in ("volumes", "tmpfs"):
+        volume = member(service, key)
+        for mount in (volume, *items(volume)):
+            if _SHARED_MEMORY in f"{scalar(mount)} {text_at(mount, 'target')}":
+                return None
+    return DEFAULT_SHARED_MEMORY
 
 
 def parse_size(text: str) -> int | None:
@@ -377,6 +438,7 @@ def read_dockerfile(path: Path, text: str) -> Script:
     """The variables and the command of an image."""
     script = Script(path, text, container=Container(kind="image", replicas=None))
     started: dict[str, list[Command]] = {}
+
     for instruction in _INSTRUCTION.finditer(text):
         name = instruction["name"].upper()
         span = instruction.span("rest")
@@ -388,6 +450,7 @@ def read_dockerfile(path: Path, text: str) -> Script:
                 script.environment.append(Assignment(script, pair[1], value, *pair.span()))
         elif name in {"ENTRYPOINT", "CMD"}:
             started[name] = _image_commands(text, *span)
+
     commands = started.get("ENTRYPOINT") or started.get("CMD") or []
     if len(started) == 2 and len(commands) == 1 and started["CMD"]:
         commands = [Command((*commands[0].words, *started["CMD"][0].words))]  # its arguments
@@ -396,8 +459,10 @@ def read_dockerfile(path: Path, text: str) -> Script:
 
 
 def _image_commands(text: str, start: int, end: int) -> list[Command]:
+    """`CMD torchrun train.py`, which a shell reads, or `CMD ["torchrun", "train.py"]`."""
     if not text.startswith("[", start):
         return read_commands(text, start, end)
+
     words = [
         Word(*word.span(), word[1].replace("$", "\\$"), code=word.span(1))
         for word in _TEXT.finditer(text, start, end)

@@ -14,7 +14,9 @@ from drumline_lint.findings import UNREADABLE, Finding, problem
 from drumline_lint.reading.source import CANNOT_PARSE, Cell, Source, parse_python, syntax_problem
 from drumline_lint.untrusted import parse_json
 
+# A magic of a cell whose code is Python; `%%bash` is another.
 _PYTHON_BELOW = re.compile(r"%%(?:time|timeit|capture|prun|python3?)\b")
+# `%matplotlib inline`, `!pip install x`, `x?`; `files = !ls`.
 _MAGIC = re.compile(r"(?P<indent>\s*)(?:[%!?]|[\w.]+\?{1,2}\s*$)")
 _ASSIGNED = re.compile(r"(?P<target>[\w.,\s\[\]'\"]+=\s*)(?:!|%[a-zA-Z])")
 
@@ -25,10 +27,12 @@ def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]
         codes = list(_code_cells(_document(data)))
     except ValueError as reason:
         return None, [problem(UNREADABLE, path, f"the notebook cannot be read: {reason}")]
+
     problems: list[Finding] = []
     texts: list[str] = []
     cells: list[Cell] = []
     first_line = 1
+
     for number, code in codes:
         text, error = _as_python(code)
         if error is not None:
@@ -36,8 +40,10 @@ def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]
         cells.append(Cell(number, first_line))
         texts.append(text)
         first_line += text.count("\n") + 1
+
     if not cells:
         return None, problems
+
     whole = "\n".join(texts)
     tree, error = _parsed(whole)
     if tree is None:
@@ -60,26 +66,31 @@ def _document(data: bytes) -> dict[str, Any]:
 def _code_cells(document: dict[str, Any]) -> Iterator[tuple[int, str]]:
     """Number and code of each code cell; all cells are counted, from 1. Empty for languages other
     than Python."""
-    if _is_python(document) and not isinstance(document.get("cells"), list):
+    if not _is_python(document):
+        return
+    if not isinstance(document.get("cells"), list):
         raise ValueError("it has no list of cells")
-    for number, cell in enumerate(document["cells"] if _is_python(document) else (), start=1):
+
+    for number, cell in enumerate(document["cells"], start=1):
         if _dict(cell).get("cell_type") == "code":
             yield number, _joined(cell.get("source", ""))
 
 
 def _is_python(document: dict[str, Any]) -> bool:
+    """Whether the notebook names Python, or no language."""
     metadata = _dict(document.get("metadata"))
-    language = _dict(metadata.get("language_info")).get("name") or _dict(
-        metadata.get("kernelspec")
-    ).get("language")
+    of_kernel = _dict(metadata.get("kernelspec")).get("language")
+    language = _dict(metadata.get("language_info")).get("name") or of_kernel
     return not isinstance(language, str) or "python" in language.lower()
 
 
 def _dict(value: Any) -> dict[str, Any]:
+    """The value if it is a dict; a notebook may have anything in its place."""
     return value if isinstance(value, dict) else {}
 
 
 def _joined(code: Any) -> str:
+    """The code of a cell, which is a text or a list of lines."""
     lines = code if isinstance(code, list) else [code]
     text = "".join(line for line in lines if isinstance(line, str))
     return re.sub(r"\r\n?", "\n", text)
@@ -89,18 +100,22 @@ def _as_python(code: str) -> tuple[str, BaseException | None]:
     """The code, or as many empty lines if it is not Python even without magics."""
     if _parsed(code)[0] is not None:
         return code, None
+
     without = _without_magics(_without_indent(code))
     tree, error = _parsed(without)
-    return (without if tree is not None else "\n" * code.count("\n")), error
+    if tree is None:
+        return "\n" * code.count("\n"), error
+    return without, None
 
 
 def _without_indent(code: str) -> str:
     """IPython takes the indent of a cell's first line from all of its lines."""
     indent = code[: len(code) - len(code.lstrip(" \t"))]
-    return "\n".join(line.removeprefix(indent) for line in code.split("\n")) if indent else code
+    return "\n".join(line.removeprefix(indent) for line in code.split("\n"))
 
 
 def _parsed(text: str) -> tuple[ast.Module | None, BaseException | None]:
+    """Its tree, or why it has none."""
     try:
         return parse_python(text), None
     except CANNOT_PARSE as error:
@@ -116,10 +131,11 @@ def _without_magics(code: str) -> str:
         if not _PYTHON_BELOW.match(lines[first]):
             return "\n" * code.count("\n")
         lines[first] = ""
-    goes_on = False
+
+    is_continued = False  # whether the line belongs to a magic above it
     for number, line in enumerate(lines):
         ends_open = line.rstrip().endswith("\\")
-        if goes_on:
+        if is_continued:
             lines[number] = ""
         elif magic := _MAGIC.match(line):
             lines[number] = f"{magic['indent']}pass"
@@ -127,7 +143,8 @@ def _without_magics(code: str) -> str:
             lines[number] = f"{magic['target']}None"
         else:
             ends_open = False
-        goes_on = ends_open
+        is_continued = ends_open
+
     return "\n".join(lines)
 
 
@@ -136,6 +153,7 @@ def line_in_file(data: bytes, cell: int | None, line: int) -> int:
     line itself."""
     if cell is None:
         return line
+
     lines = _lines_of_cells(data).get(cell) or [1]
     return lines[min(max(line, 1), len(lines)) - 1]
 
@@ -147,15 +165,22 @@ def _lines_of_cells(data: bytes) -> dict[int, list[int]]:
     written = data.decode("utf-8-sig")
     lines: dict[int, list[int]] = {}
     position = 0
-    number_of_line = 1
+    line_number = 1
+
     for number, cell in enumerate(_document(data).get("cells", []), start=1):
         source = _dict(cell).get("source", "")
         for text in source if isinstance(source, list) else [source]:
-            forms = [json.dumps(text, ensure_ascii=is_ascii) for is_ascii in (False, True)]
-            places = [written.find(form, position) for form in forms]
-            start = max(places)
-            if isinstance(text, str) and text and start >= 0:
-                number_of_line += written.count("\n", position, start)
+            if not isinstance(text, str) or not text:
+                continue
+            start = max(written.find(form, position) for form in _json_forms(text))
+            if start >= 0:
+                line_number += written.count("\n", position, start)
                 position = start + 1
-                lines.setdefault(number, []).extend([number_of_line] * len(text.splitlines()))
+                lines.setdefault(number, []).extend([line_number] * len(text.splitlines()))
+
     return lines
+
+
+def _json_forms(text: str) -> list[str]:
+    """How JSON may have a text: with its letters, or with escapes in ASCII."""
+    return [json.dumps(text, ensure_ascii=is_ascii) for is_ascii in (False, True)]

@@ -50,9 +50,7 @@ class Reading:
         """What the rules for scripts read."""
         if isinstance(self.content, Manifest):
             return self.content.scripts
-        if not isinstance(self.content, Script):
-            return []
-        return [self.content]
+        return [self.content] if isinstance(self.content, Script) else []
 
     def parse(self) -> None:
         """Python is parsed only here, or where its tree is needed; what cannot be is a problem."""
@@ -68,14 +66,14 @@ def read_file(path: Path) -> Reading:
     try:
         data = read_regular(path, most=MAX_BYTES)
     except OSError as error:
-        unreadable = problem(
-            UNREADABLE, path, f"the file cannot be opened: {error.strerror or error}"
-        )
-        return Reading(path, b"", problems=[unreadable])
+        message = f"the file cannot be opened: {error.strerror or error}"
+        return Reading(path, b"", problems=[problem(UNREADABLE, path, message)])
+
     return decode(path, data)
 
 
 def read_bytes(path: Path, data: bytes) -> Reading:
+    """The reading of a file with this content; Python is parsed."""
     reading = decode(path, data)
     reading.parse()
     return reading
@@ -85,6 +83,7 @@ def decode(path: Path, data: bytes) -> Reading:
     """As `read_bytes`, but Python is not parsed."""
     language = language_of(path, data)
     reading = Reading(path, data)
+
     if language == "notebook":
         reading.content, reading.problems = read_notebook(path, data)
     elif b"\0" in data and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -102,10 +101,10 @@ def decode(path: Path, data: bytes) -> Reading:
     elif language == "yaml":
         _read_yaml(reading)
     elif language == "dockerfile":
-        text = data.decode(errors="surrogateescape")
-        reading.content = read_dockerfile(path, text)
+        reading.content = read_dockerfile(path, data.decode(errors="surrogateescape"))
     else:
         _read_python(reading)
+
     return reading
 
 
@@ -115,14 +114,17 @@ def language_of(path: Path, data: bytes) -> str:
         return "notebook"
     if path.suffix in SHELL_SUFFIXES:
         return "shell"
+
     if is_readme(path):
         return "readme"
     if DOCUMENT_NAMES.fullmatch(path.name):
         return "document"
+
     if path.suffix in {".yaml", ".yml"}:
         return "yaml"
     if DOCKERFILE_NAMES.fullmatch(path.name):
         return "dockerfile"
+
     if path.suffix != ".py" and SHELL_SHEBANG.match(data[:200]):
         return "shell"
     return "python"
@@ -137,11 +139,13 @@ def _read_script(reading: Reading) -> None:
 
 
 def _read_yaml(reading: Reading) -> None:
+    """A manifest, if it has containers that start a training; other YAML is only settings."""
     reading.is_skipped = True
     text = reading.data.decode("utf-8-sig", errors="surrogateescape")
     reading.document = text
     if not may_be_manifest(reading.data):
         return
+
     try:
         manifest = read_manifest(reading.path, text)
     except ValueError as error:
@@ -150,6 +154,7 @@ def _read_yaml(reading: Reading) -> None:
             message = f"the YAML cannot be parsed: {error}"
             reading.problems.append(problem(UNREADABLE, reading.path, message))
         return
+
     if manifest.scripts:
         reading.content = manifest
         reading.is_skipped = False
@@ -170,11 +175,13 @@ def _read_python(reading: Reading) -> None:
     else:
         reading.content = Source(reading.path, text)
         return
+
     unreadable = problem(UNREADABLE, reading.path, message, line=line, fix="save it as UTF-8")
     reading.problems.append(unreadable)
 
 
 def _encoding(data: bytes) -> str:
+    """The encoding that Python reads it with."""
     try:
         return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
     except SyntaxError as error:

@@ -184,13 +184,12 @@ class Script:
 
     def inner(self, start: int, end: int) -> Script:
         """The script that another shell reads from this part of the text."""
-        commands = read_commands(self.text, start, end)
         return Script(
             self.path,
             self.text,
             outer=self,
             container=self.container,
-            written_commands=commands,
+            written_commands=read_commands(self.text, start, end),
             line_starts=self._line_starts,
             is_readme=self.is_readme,
         )
@@ -198,8 +197,11 @@ class Script:
     @cached_property
     def written_files(self) -> Mapping[str, WrittenFile]:
         """By their names, as they are written without quotes."""
-        files = {}
-        for written in _WRITTEN.finditer(self.text) if "<<" in self.text else ():
+        files: dict[str, WrittenFile] = {}
+        if "<<" not in self.text:
+            return files
+
+        for written in _WRITTEN.finditer(self.text):
             suffix = "" if written["file"] else "_last"
             name = written[f"file{suffix}"].replace('"', "").removeprefix("./")
             quote = written["quote"] or written["quote_first"]
@@ -208,6 +210,7 @@ class Script:
 
     @cached_property
     def assignments(self) -> list[Assignment]:
+        """All assignments, those outside of the code first."""
         in_code = [item for command in self.commands for item in self._assignments(command)]
         return [*self.environment, *in_code]
 
@@ -223,17 +226,20 @@ class Script:
     @cached_property
     def command_variables(self) -> Mapping[tuple[int, str], Assignment]:
         """The assignments before a command and for it alone, by where it begins."""
-        return {
-            (item.command.start, item.name): item
-            for item in self.assignments
-            if item.is_for_command and item.command
-        }
+        by_place: dict[tuple[int, str], Assignment] = {}
+        for assignment in self.assignments:
+            if assignment.is_for_command and assignment.command:
+                by_place[assignment.command.start, assignment.name] = assignment
+        return by_place
 
     @cached_property
     def exported(self) -> frozenset[str]:
-        names = {
-            item.name for item in self.assignments if item.is_exported and not item.is_for_command
-        }
+        """The names of the variables that the programs of the script see."""
+        names = set[str]()
+        for assignment in self.assignments:
+            if assignment.is_exported and not assignment.is_for_command:
+                names.add(assignment.name)
+
         for command in self.commands:
             if _exports(command):
                 names.update(word.head for word in command.words[1:] if word.head.isidentifier())
@@ -241,9 +247,12 @@ class Script:
 
     def constant(self, word: Word) -> str | None:
         """The value of a word, if it follows from the script."""
-        # Compose has its own variables, and `$$` for those of the shell.
-        is_service = self.container is not None and self.container.kind == "service"
-        value = self.substituted(word.text.replace("$$", "$") if is_service else word.text)
+        text = word.text
+        if self.container is not None and self.container.kind == "service":
+            # Compose has its own variables, and `$$` for those of the shell.
+            text = text.replace("$$", "$")
+
+        value = self.substituted(text)
         return None if "$" in value or "`" in value else value
 
     def substituted(self, text: str, depth: int = 0) -> str:
@@ -287,10 +296,12 @@ class Script:
         return line, len(self.text[start:offset].encode(errors="surrogateescape"))
 
     def _position(self, offset: int) -> tuple[int, int]:
+        """Line and column, both from 1."""
         line = bisect_right(self._line_starts, offset)
         return line, offset - self._line_starts[line - 1] + 1
 
     def _lines(self, command: Command) -> Lines:
+        """The first and the last line of a command."""
         return self._position(command.start)[0], self._position(command.end)[0]
 
     @cached_property
@@ -302,19 +313,24 @@ class Script:
         """Names that loops, `read` and the like may change."""
         if self.outer is not None:
             return self.outer._changed_elsewhere
-        names = [
-            name
-            for changing in _CHANGED_ELSEWHERE.finditer(self.text)
-            for name in re.findall(r"[A-Za-z_]\w*", " ".join(filter(None, changing.groups())))
-        ]
-        return frozenset() if self.container else frozenset(names)
+        if self.container:
+            return frozenset()
+
+        names = set[str]()
+        for changing in _CHANGED_ELSEWHERE.finditer(self.text):
+            text = " ".join(filter(None, changing.groups()))
+            names.update(re.findall(r"[A-Za-z_]\w*", text))
+        return frozenset(names)
 
     def _value(self, name: str, depth: int) -> str | None:
-        if self.outer is not None and name not in self.variables:
-            return self.outer._value(name, depth)
-        if name in _OPTIONS_OF_VARIABLES and name not in self.variables:
-            count = self.sbatch.number(_OPTIONS_OF_VARIABLES[name])
-            return None if count is None else str(count)
+        """The value of a variable, if it follows from the script or from the header."""
+        if name not in self.variables:
+            if self.outer is not None:
+                return self.outer._value(name, depth)
+            if name in _OPTIONS_OF_VARIABLES:
+                count = self.sbatch.number(_OPTIONS_OF_VARIABLES[name])
+                return None if count is None else str(count)
+
         assignment = self._only_assignment(name)
         if assignment is None or assignment.value.items is not None:
             return None
@@ -325,6 +341,7 @@ class Script:
         assigned = self.variables.get(name, [])
         if len(assigned) != 1 or name in self._changed_elsewhere:
             return None
+
         is_certain = not assigned[0].is_appended and not assigned[0].is_conditional
         return assigned[0] if is_certain else None
 
@@ -334,8 +351,11 @@ class Script:
         assignment = self._only_assignment(name[1] or name[2] or name[3]) if name else None
         if name is None or assignment is None:
             return None
-        if name[3] or assignment.value.items is not None:
-            return assignment.value.items if name[3] else None
+
+        is_array = name[3] is not None
+        if is_array or assignment.value.items is not None:
+            return assignment.value.items if is_array else None
+
         inside = inside_quotes(self.text, assignment.value)
         # A newline in a value is a blank.
         commands = read_commands(self.text, *inside) if inside else []
@@ -343,13 +363,16 @@ class Script:
 
     def _assignments(self, command: Command) -> Iterator[Assignment]:
         """Before a command, or as the words of `export` or `env`."""
-        names = [self._is_assignment(word) for word in command.words]
-        leading = names.index(False) if False in names else len(names)
-        first = command.words[leading].plain if leading < len(names) else None
+        are_assignments = [self._is_assignment(word) for word in command.words]
+        leading = [*are_assignments, False].index(False)
+        program = command.words[leading].plain if leading < len(command.words) else None
+
         for number, word in enumerate(command.words):
             is_before = number < leading
-            is_for_command = first is not None and (is_before or first == "env")
-            if names[number] and (is_before or first in _DECLARES or first == "env"):
+            is_for_command = program is not None and (is_before or program == "env")
+            if not are_assignments[number]:
+                continue
+            if is_before or program in _DECLARES or program == "env":
                 is_exported = is_for_command or _exports(command)
                 yield self._assignment(word, command, is_exported, is_for_command)
 
@@ -359,17 +382,17 @@ class Script:
     def _assignment(
         self, word: Word, command: Command, is_exported: bool, is_for_command: bool
     ) -> Assignment:
-        name = word.text.partition("=")[0]
+        target = word.text.partition("=")[0]  # `NAME`, `NAME+`, `NAME[0]`
         return Assignment(
             self,
-            re.split(r"[+\[]", name, maxsplit=1)[0],
-            word.behind(len(name) + 1),
+            re.split(r"[+\[]", target, maxsplit=1)[0],
+            word.behind(len(target) + 1),
             word.start,
             word.end,
             command,
             is_exported,
             is_for_command,
-            name.endswith(("+", "]")),
+            is_appended=target.endswith(("+", "]")),
         )
 
 
@@ -388,6 +411,7 @@ def read_readme(path: Path, text: str) -> Script:
 
 
 def line_starts(text: str) -> Sequence[int]:
+    """Where the lines of a text begin."""
     return [0, *(line_end.end() for line_end in re.finditer(r"\r\n|\n|\r", text))]
 
 

@@ -120,11 +120,13 @@ _EXPANSIONS = {
 def read_commands(text: str, start: int = 0, end: int | None = None) -> list[Command]:
     """The commands of the text, or of a part of it, without those in `$(...)`."""
     end = len(text) if end is None else end
+
     # One byte a character, so that tree-sitter's offsets are those of the text. tree-sitter-bash
     # 0.25 ends a word at the second variable of `$A/$B.tar`, so it reads `_A/_B.tar`.
     readable = _PLACEHOLDER.sub(lambda match: "_" * len(match[0]), text[start:end])
     readable = _NAME.sub(r"_\1", readable)
     tree = _parser().parse(readable.encode("ascii", errors="replace"))
+
     reader = _Reader(text, start)
     commands = []
     pending = [(tree.root_node, Surroundings())]
@@ -134,6 +136,7 @@ def read_commands(text: str, start: int = 0, end: int | None = None) -> list[Com
             commands += [Command(words, around) for words in reader.lines(node)]
         else:
             pending += reader.inner_nodes(node, around)
+
     return sorted(commands, key=lambda command: command.end)
 
 
@@ -157,25 +160,30 @@ class _Reader:
     def inner_nodes(self, node: Node, around: Surroundings) -> Iterator[tuple[Node, Surroundings]]:
         """Where further commands may be."""
         loop = self._loop(node)
+
         for position, inner in enumerate(node.named_children):
             if inner.type in _NO_COMMANDS:
                 continue
+
             is_after_another = node.type == "list" and position > 0
+            is_conditional = node.type in _CONDITIONAL or is_after_another
             following = inner.next_sibling
+            is_background = following is not None and following.type == "&"
             yield (
                 inner,
                 Surroundings(
-                    around.is_conditional or node.type in _CONDITIONAL or is_after_another,
-                    around.is_background or (following is not None and following.type == "&"),
+                    around.is_conditional or is_conditional,
+                    around.is_background or is_background,
                     loop if loop and inner.type == "do_group" else around.loop,
                 ),
             )
 
     def _loop(self, node: Node) -> str:
+        """The variable of a `for`, or the keyword of another loop; empty for other nodes."""
+        if node.type not in _LOOPS:
+            return ""
         variable = node.child_by_field_name("variable")
-        if node.type in _LOOPS and variable is not None:
-            return self._written(variable)
-        return str(node.children[0].type) if node.type in _LOOPS else ""
+        return str(node.children[0].type) if variable is None else self._written(variable)
 
     def lines(self, command: Node) -> Iterator[tuple[Word, ...]]:
         """The words of a command; tree-sitter takes `A=1` and the line after it for one."""
@@ -185,25 +193,32 @@ class _Reader:
                 yield tuple(words)
                 words = []
             words.append(word)
+
         if words:
             yield tuple(words)
 
     def _words(self, command: Node) -> list[Word]:
         if command.type == "variable_assignment":
             return [self._word(command)]
+
         # The first word of `export a=1` is a keyword, and keywords are nodes without a name.
         nodes = command.children if command.type in _DECLARATIONS else command.named_children
         return [self._word(node) for node in nodes if _is_word(node)]
 
     def _word(self, node: Node) -> Word:
-        value = node.child_by_field_name("value") if node.type == "variable_assignment" else None
-        items = None
-        if value is not None and value.type == "array":
-            items = tuple(self._word(item) for item in value.named_children if _is_word(item))
         start = self._offset + node.start_byte
-        return Word(start, self._offset + node.end_byte, self._unquoted(node), items)
+        end = self._offset + node.end_byte
+        return Word(start, end, self._unquoted(node), self._array(node))
+
+    def _array(self, node: Node) -> tuple[Word, ...] | None:
+        """The words in the brackets of `NAME=(...)`."""
+        value = node.child_by_field_name("value") if node.type == "variable_assignment" else None
+        if value is None or value.type != "array":
+            return None
+        return tuple(self._word(item) for item in value.named_children if _is_word(item))
 
     def _unquoted(self, node: Node) -> str:
+        """The text of a word, or of a part of one, as the shell understands it."""
         written = self._written(node)
         if node.type in _PARTS and node.children:
             return "".join(self._unquoted(child) for child in node.children)
@@ -211,17 +226,21 @@ class _Reader:
             return _ESCAPED_IN_QUOTES.sub(r"\1", written[1:-1])
         if node.type in {"raw_string", "ansi_c_string"}:
             return written.lstrip("$")[1:-1].replace("$", "\\$")
-        return written if node.type in _EXPANSIONS else _ESCAPED.sub(_unescaped, written)
+        if node.type in _EXPANSIONS:
+            return written
+        return _ESCAPED.sub(_unescaped, written)
 
     def _written(self, node: Node) -> str:
         return self._text[self._offset + node.start_byte : self._offset + node.end_byte]
 
 
 def _unescaped(escaped: re.Match[str]) -> str:
+    """The letter behind a backslash; an escaped dollar sign keeps it, as it expands nothing."""
     return "\\$" if escaped[1] == "$" else escaped[1] or ""
 
 
 def _is_word(node: Node) -> bool:
+    """Whether it is no redirection, no comment, and not empty."""
     return node.type not in _NO_WORDS and node.start_byte < node.end_byte
 
 
@@ -230,10 +249,14 @@ def inside_quotes(text: str, word: Word) -> tuple[int, int] | None:
     outer shell in it: `'cd '"$WORK"' && run'`."""
     if word.code is not None:
         return word.code
+
     quote = text[word.start : word.start + 1]
-    closes = word.end - word.start >= 2 and text[word.end - 1] == quote
-    if quote not in {"'", '"'} or not closes:
+    is_closed = word.end - word.start >= 2 and text[word.end - 1] == quote
+    if quote not in {"'", '"'} or not is_closed:
         return None
-    inner = _SPLICED.sub("", text[word.start + 1 : word.end - 1])
-    bare = re.sub(r"\\.", "", inner, flags=re.DOTALL) if quote == '"' else inner
-    return None if quote in bare else (word.start + 1, word.end - 1)
+
+    inside = (word.start + 1, word.end - 1)
+    code = _SPLICED.sub("", text[slice(*inside)])
+    if quote == '"':
+        code = re.sub(r"\\.", "", code, flags=re.DOTALL)
+    return None if quote in code else inside

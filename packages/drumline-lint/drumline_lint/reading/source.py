@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from drumline_lint.findings import UNREADABLE, Finding, Place, Severity, column_of, problem
 
@@ -30,32 +31,37 @@ def silenced_lines(text: str, together: Callable[[], Iterable[Lines]]) -> Silenc
     them."""
     if "noqa" not in text.lower():
         return {}
+
     silenced: dict[int, frozenset[str]] = {}
     for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
         if comment := _NOQA.search(line):
-            named = re.split(r"[\s,]+", comment["rules"] or "")
-            silenced[number] = frozenset(name.upper() for name in named if name)
+            names = re.split(r"[\s,]+", comment["rules"] or "")
+            silenced[number] = frozenset(name.upper() for name in names if name)
+
     return silenced | _spread(silenced, together()) if silenced else {}
 
 
 def _spread(silenced: Silenced, together: Iterable[Lines]) -> dict[int, frozenset[str]]:
+    """For each line of a statement, what is silenced on any of its lines."""
     spread: dict[int, frozenset[str]] = {}
+
     for first, last in together:
         lines = range(first, last + 1)
         rules = [silenced[line] for line in lines if line in silenced]
         if rules:
             named = frozenset().union(*rules) if all(rules) else frozenset[str]()
             spread |= dict.fromkeys(lines, named)
+
     return spread
 
 
 def is_silenced(silenced: Silenced, rule: str, name: str, lines: Lines) -> bool:
     """Whether one of the lines of a finding silences this rule."""
-    return any(
-        line in silenced
-        and (not silenced[line] or not silenced[line].isdisjoint({rule, name.upper()}))
-        for line in range(lines[0], lines[1] + 1)
-    )
+    for line in range(lines[0], lines[1] + 1):
+        rules = silenced.get(line)
+        if rules is not None and (not rules or rule in rules or name.upper() in rules):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ class Source:
 
     @cached_property
     def tree(self) -> ast.Module:
+        """Parsed when it is needed first; compact once its file has been indexed."""
         return self.parsed or parse_python(self.text)
 
     @cached_property
@@ -97,9 +104,11 @@ class Source:
 
     @cached_property
     def is_test(self) -> bool:
-        is_by_folder = not _TEST_FOLDERS.isdisjoint(self.path.parts[-3:-1])
-        is_by_name = self.path.name.startswith("test_") or self.path.name.endswith("_test.py")
-        return is_by_name or is_by_folder
+        """By its name, or by one of the two folders around it."""
+        name = self.path.name
+        if name.startswith("test_") or name.endswith("_test.py"):
+            return True
+        return not _TEST_FOLDERS.isdisjoint(self.path.parts[-3:-1])
 
     @property
     def is_notebook(self) -> bool:
@@ -109,18 +118,20 @@ class Source:
         """The place of a node; for a module its first line, and for a node with a body the line
         that opens it."""
         line: int = getattr(node, "lineno", 1)
+        column = self._column(line, getattr(node, "col_offset", 0))
         end_line: int = getattr(node, "end_lineno", None) or line
-        column = column_of(self.lines[line - 1], getattr(node, "col_offset", 0))
-        end_column = column_of(self.lines[end_line - 1], getattr(node, "end_col_offset", None) or 0)
+        end_column = self._column(end_line, getattr(node, "end_col_offset", None) or 0)
         if hasattr(node, "body"):
             end_line = line
             end_column = len(self.lines[line - 1]) + 1
+
         number = None
         before = 0
         if self.cells:
             cell = self.cells[bisect_right(self.cells, line, key=lambda cell: cell.first_line) - 1]
             number = cell.number
             before = cell.first_line - 1
+
         return Place(
             path=str(self.path),
             cell=number,
@@ -130,19 +141,20 @@ class Source:
             end_column=end_column,
         )
 
+    def _column(self, line: int, offset: int) -> int:
+        return column_of(self.lines[line - 1], offset)
+
     def where(self, node: ast.AST) -> str:
         """Its line in words; in a notebook, with the cell."""
         place = self.place(node)
-        return f"{'' if place.cell is None else f'cell {place.cell}, '}line {place.line}"
+        line = f"line {place.line}"
+        return line if place.cell is None else f"cell {place.cell}, {line}"
 
     def code(self, node: ast.AST) -> str:
         """What is written there, in one line."""
-        first = getattr(node, "lineno", 1)
-        last = getattr(node, "end_lineno", None) or 1
-        written = self.between(
-            (first, getattr(node, "col_offset", 0)), (last, getattr(node, "end_col_offset", None))
-        )
-        return " ".join(written.split())
+        start = (getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
+        end = (getattr(node, "end_lineno", None) or 1, getattr(node, "end_col_offset", None))
+        return " ".join(self.between(start, end).split())
 
     def between(self, start: tuple[int, int], end: tuple[int, int | None]) -> str:
         """The text from one position to another, as `ast` counts them."""
@@ -155,14 +167,19 @@ class Source:
 def _statements(tree: ast.Module) -> Iterator[Lines]:
     """The lines of each statement, of one with a body those above it."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.stmt):
-            last = node.end_lineno or node.lineno
-            for inner in (getattr(node, "body", None) or getattr(node, "cases", None) or [])[:1]:
-                first = inner.pattern if isinstance(inner, ast.match_case) else inner
-                decorators = getattr(first, "decorator_list", [])
-                last = min(part.lineno for part in (first, *decorators)) - 1
-            if last > node.lineno:
-                yield node.lineno, last
+        if not isinstance(node, ast.stmt):
+            continue
+        body = getattr(node, "body", None) or getattr(node, "cases", None)
+        last = _line_before(body[0]) if body else node.end_lineno or node.lineno
+        if last > node.lineno:
+            yield node.lineno, last
+
+
+def _line_before(inner: ast.AST) -> int:
+    """The line above the first statement of a body, or above the first `case`."""
+    first: Any = inner.pattern if isinstance(inner, ast.match_case) else inner
+    decorators = getattr(first, "decorator_list", [])
+    return min(part.lineno for part in (first, *decorators)) - 1
 
 
 CANNOT_PARSE = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -170,6 +187,7 @@ CANNOT_PARSE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def parse_python(text: str) -> ast.Module:
+    """Its tree, without Python's warnings about it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text)
@@ -194,16 +212,9 @@ def syntax_problem(error: BaseException, path: Path, *, cell: int | None = None)
         is_deep = isinstance(error, RecursionError | MemoryError)
         why = "is nested too deeply to be parsed" if is_deep else f"cannot be parsed: {error}"
         return problem(UNREADABLE, path, f"the code {why}", cell=cell)
+
     this = f"{sys.version_info.major}.{sys.version_info.minor}"
-    newer = next(
-        (
-            ".".join(map(str, version))
-            for version, syntax in _NEWER_SYNTAX
-            if sys.version_info < version and syntax.match(error.text or "")
-        ),
-        "3.12" if error.msg.startswith("f-string expression part cannot include") else "",
-    )
-    message = f"the code cannot be parsed: {error.msg} (read as Python {this})"
+    newer = _newer_python(error)
     fix = "fix it, or run the linter with the Python that it is for, or leave it out with --exclude"
     if newer:
         message = (
@@ -213,6 +224,9 @@ def syntax_problem(error: BaseException, path: Path, *, cell: int | None = None)
     elif error.msg.startswith("Missing parentheses in call to"):
         message = f"the code cannot be parsed: {error.msg} (it looks like Python 2)"
         fix = "port it to Python 3, or leave it out with --exclude"
+    else:
+        message = f"the code cannot be parsed: {error.msg} (read as Python {this})"
+
     return problem(
         UNREADABLE,
         path,
@@ -223,3 +237,13 @@ def syntax_problem(error: BaseException, path: Path, *, cell: int | None = None)
         fix=fix,
         severity=Severity.NOTE if newer else None,
     )
+
+
+def _newer_python(error: SyntaxError) -> str:
+    """The Python that has the syntax at which the parser stopped: `3.12`; empty if none has."""
+    for version, syntax in _NEWER_SYNTAX:
+        if sys.version_info < version and syntax.match(error.text or ""):
+            return ".".join(map(str, version))
+    if error.msg.startswith("f-string expression part cannot include"):
+        return "3.12"
+    return ""
