@@ -179,7 +179,8 @@ def _line_before(inner: ast.AST) -> int:
     """The line above the first statement of a body, or above the first `case`."""
     first: Any = inner.pattern if isinstance(inner, ast.match_case) else inner
     decorators = getattr(first, "decorator_list", [])
-    return min(part.lineno for part in (first, *decorators)) - 1
+    lines: list[int] = [part.lineno for part in (first, *decorators)]
+    return min(lines) - 1
 
 
 CANNOT_PARSE = (SyntaxError, ValueError, RecursionError, MemoryError)
