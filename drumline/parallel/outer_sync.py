@@ -6,6 +6,14 @@ sends how far its own weights are from them; the mean of that is a gradient for 
 (`local`: rate 1 and no momentum, which is the mean of the weights), which changes the shared
 weights on every rank alike. The model may be sent in parts, each with rounds of its own, and while
 training continues: then a rank keeps the steps that it has taken meanwhile.
+
+With H = 4, two parts and an overlap of one step:
+
+    step 2   part 0 starts
+    step 3   part 0 finishes: all ranks have its shared weights, and add their own third step
+    step 4   part 1 starts
+    step 5   part 1 finishes
+    step 6   part 0 starts, and so on; after the last step of a run both start and finish
 """
 
 from __future__ import annotations
@@ -13,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import accumulate, pairwise
 from typing import Any
@@ -47,13 +55,17 @@ class SyncPlan:
 
     def is_due(self, part: int, step: int) -> bool:
         """Whether a round of this part begins after this step. The last part's is after every H
-        steps."""
+        steps, those of the others are spread between: with H = 12 and 3 parts after the steps 4, 8
+        and 12."""
         return (step - (part + 1) * self.every // self.parts) % self.every == 0
 
 
 class SyncedPart:
     """Some of the parameters: the weights that replicas share, the outer momentum, and a round in
-    progress."""
+    progress.
+
+    A round is `start`, `advance` while it is on its way, and `finish`, all three collective. All
+    vectors have the elements of the parameters one after the other, in their order."""
 
     def __init__(
         self,
@@ -61,12 +73,16 @@ class SyncedPart:
         plan: SyncPlan,
         groups: ReplicaGroups,
     ) -> None:
+        """`groups`: this rank's replica, and the leaders of all. A leader sends for its replica."""
         self.parameters = dict(parameters)
         self._plan = plan
         self._groups = groups
         self._tensors = [parameter.detach() for parameter in parameters.values()]
+
+        # fp32 at least: small steps would be lost in the sum of many.
         dtypes = [tensor.dtype for tensor in self._tensors]
         self._dtype = reduce(torch.promote_types, dtypes, torch.float32)
+
         self.shared = self.own()
         self.momentum = torch.zeros_like(self.shared) if plan.momentum else None
         self.sum: DeltaSum | None = None
@@ -86,44 +102,50 @@ class SyncedPart:
 
     def start(self, step: int, weight: float) -> None:
         """Collective: send how far the own weights are from the shared ones. `weight`: of this
-        replica in the mean."""
+        replica in the mean, 0.25 for one of four that train with as many ranks each."""
         self.began_at = step
         self.begun = self.own()
         if self.sum is not None:
             self.sum.start((self.shared - self.begun).mul_(weight))
 
     def advance(self) -> None:
-        """Collective: half of the way."""
+        """Collective: half of the way. Called in the middle of the steps that training continues
+        for, so that the second half overlaps, too."""
         if self.sum is not None:
             self.sum.advance()
 
     def finish(self, step: int) -> None:
         """Collective: change the shared weights; the own ones become them, plus the steps that were
-        taken meanwhile."""
+        taken meanwhile. `step`: the one after which it ends."""
         total = torch.empty_like(self.shared) if self.sum is None else self.sum.take()
-        gradient = self._groups.from_leader(total)
-        if self.momentum is not None:
-            self.momentum.mul_(self._plan.momentum).add_(gradient)
-            gradient = gradient.add(self.momentum, alpha=self._plan.momentum)
+        self._update_shared(self._groups.from_leader(total))
 
-        self.shared.sub_(gradient, alpha=self._plan.lr)
         if self.began_at == step:
             self.use(self.shared)
         else:
-            missed = self.by_name(self.shared - self.begun).values()
-            pairs = zip(missed, self._tensors, strict=True)
+            correction = self.by_name(self.shared - self.begun).values()
+            pairs = zip(correction, self._tensors, strict=True)
             add_to_each(self._tensors, [view.to(tensor.dtype) for view, tensor in pairs])
 
         self.finished_at = self.began_at or 0
         self.began_at = None
         self.begun = self.shared.new_empty(0)
 
+    def _update_shared(self, gradient: Tensor) -> None:
+        """A step of the outer optimizer: SGD, with Nesterov's momentum if there is one."""
+        if self.momentum is not None:
+            self.momentum.mul_(self._plan.momentum).add_(gradient)
+            gradient = gradient.add(self.momentum, alpha=self._plan.momentum)
+
+        self.shared.sub_(gradient, alpha=self._plan.lr)
+
     def use(self, weights: Tensor) -> None:
-        """The own weights become these, which are one vector."""
+        """The own weights become these, which are one vector, in the types of the parameters."""
         copy_to_each(self._tensors, list(self.by_name(weights).values()))
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a vector with the shapes of the parameters."""
+        """Views of a vector with the shapes of the parameters: what is written to them is in the
+        vector."""
         pieces = torch.split(flat, [tensor.numel() for tensor in self._tensors])
         pairs = zip(self.parameters, pieces, self._tensors, strict=True)
         return {name: piece.view(tensor.shape) for name, piece, tensor in pairs}
@@ -133,12 +155,44 @@ class SyncedPart:
         return {} if self.momentum is None else self.by_name(self.momentum)
 
     def own(self) -> Tensor:
-        """A copy of the own weights, as one vector."""
+        """A copy of the own weights, as one vector, in a type that holds those of all
+        parameters."""
         return torch.cat([tensor.reshape(-1).to(self._dtype) for tensor in self._tensors])
+
+    def load_own(self, weights: Tensor, begun: Tensor | None, *, missed_end: bool) -> None:
+        """Continue with the own weights that a replica has kept, and those from which it began the
+        round in progress (None: there was no round). `missed_end`: the latest round has ended
+        without this replica, which then keeps its steps since the round began."""
+        weights = weights.to(self.shared)
+        if not missed_end:
+            self.use(weights)
+        elif begun is None:
+            self.use(self.shared)
+        else:
+            self.use(weights + (self.shared - begun.to(self.shared)))
+
+    def round_state(self) -> dict[str, Any]:
+        """Collective: the round in progress, not copied. It waits for what is being sent."""
+        if self.began_at is not None and self.sum is not None:
+            self.sum.settle()
+
+        return {
+            "began_at": self.began_at,
+            "begun": self.begun,
+            "sum": self.sum and self.sum.state_dict(),
+        }
+
+    def load_round_state(self, state: Mapping[str, Any]) -> None:
+        """Continue with a round that was in progress."""
+        self.began_at = state["began_at"]
+        self.begun = state["begun"].to(self.begun, copy=True)
+        if self.sum is not None:
+            self.sum.load_state_dict(state["sum"], has_result=self.began_at is not None)
 
 
 class OuterSync:
-    """Synchronizes a model with its replicas, in rounds."""
+    """Synchronizes a model with its replicas, in rounds. `after_step` is called after each step, on
+    every rank."""
 
     def __init__(
         self,
@@ -151,8 +205,8 @@ class OuterSync:
         """`sends_buffers`: all ranks take rank 0's in each round."""
         self.plan = plan
         self.groups = groups
-        ignored = names_ignored_by_ddp(model)
 
+        ignored = names_ignored_by_ddp(model)
         trained = {
             name: parameter
             for name, parameter in model.named_parameters()
@@ -161,6 +215,7 @@ class OuterSync:
 
         split = split_evenly(trained, plan.parts)
         self._parts = [SyncedPart(parameters, plan, groups) for parameters in split]
+
         self._buffers = LiveBuffers(model)
         self._sends_buffers = sends_buffers
         self._shared_buffers = self._buffers.keep()
@@ -170,13 +225,17 @@ class OuterSync:
     @torch.no_grad()
     def after_step(self, step: int, *, is_last: bool) -> None:
         """Collective: begin and end the rounds that are due after this step; after the last one all
-        parts have one."""
+        parts have one, which ends at once."""
         self.is_shared = False
         overlap = self.plan.overlap
         for part in self._parts:
-            if part.began_at is not None and (is_last or step == part.began_at + overlap):
+            if part.began_at is None:
+                continue
+
+            num_steps = step - part.began_at
+            if is_last or num_steps == overlap:
                 self._finish(part, step)
-            elif part.began_at is not None and 2 * (step - part.began_at) >= overlap:
+            elif 2 * num_steps >= overlap:
                 part.advance()
 
         # A part may still be on its way after a resume with another H: its next round then begins
@@ -184,17 +243,23 @@ class OuterSync:
         due = [
             number
             for number, part in enumerate(self._parts)
-            if part.began_at is None and (is_last or self.plan.is_due(number, step))
+            if part.began_at is None and self._is_due(number, step, is_last=is_last)
         ]
 
         self.repeat(due, step, weight=self.groups.weight, is_last=is_last)
+
         if is_last or not overlap:
             has_all_buffers = self._sends_buffers or not self._buffers
             self.is_shared = has_all_buffers and len(due) == len(self._parts)
 
+    def _is_due(self, part: int, step: int, *, is_last: bool) -> bool:
+        """Whether a round of this part begins after this step, unless one is in progress."""
+        return is_last or self.plan.is_due(part, step)
+
     def _finish(self, part: SyncedPart, step: int) -> None:
-        """Collective. The buffers are sent first: a node may be lost meanwhile, and what follows
-        the part's own end would be done on some ranks only, though the round is not repeated."""
+        """Collective: end the round of a part. The buffers are sent first: a node may be lost
+        meanwhile, and what follows the part's own end would be done on some ranks only, though the
+        round is not repeated."""
         is_last_part = part is self._parts[-1]
         if is_last_part and self._sends_buffers:
             self._buffers.broadcast()
@@ -206,7 +271,7 @@ class OuterSync:
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
         """In it the model has the shared weights and buffers, as evaluations and checkpoints do;
-        then its own again."""
+        then its own again. Between rounds both exist: the own weights are copied meanwhile."""
         if self.is_shared:
             yield
             return
@@ -216,6 +281,7 @@ class OuterSync:
             buffers = self._buffers.keep()
             for part in self._parts:
                 part.use(part.shared)
+
             self._buffers.put_back(self._shared_buffers)
 
         try:
@@ -224,14 +290,17 @@ class OuterSync:
             with torch.no_grad():
                 for part, weights in zip(self._parts, own_weights, strict=True):
                     part.use(weights)
+
                 self._buffers.put_back(buffers)
 
     def replica_tensors(self) -> dict[str, Tensor]:
-        """What must be the same on all ranks, not copied; in a round their own weights too."""
+        """What must be the same on all ranks, not copied; in a round their own weights too:
+        `momentum/fc.weight`, `shared/fc.weight`, `fc.weight`, `buffer/0`."""
         tensors = self.outer_state()
         for part in self._parts:
             for name, weight in part.by_name(part.shared).items():
                 tensors[f"shared/{name}"] = weight
+
             if self.is_shared:
                 tensors |= part.parameters
 
@@ -251,16 +320,17 @@ class OuterSync:
 
     def pending(self, step: int, *, is_last: bool) -> list[int]:
         """The parts whose round after this step, or an earlier one, has not ended."""
-        return [
-            number
-            for number, part in enumerate(self._parts)
-            if part.began_at is not None
-            or (part.finished_at < step and (is_last or self.plan.is_due(number, step)))
-        ]
+        numbers = []
+        for number, part in enumerate(self._parts):
+            is_missing = part.finished_at < step and self._is_due(number, step, is_last=is_last)
+            if part.began_at is not None or is_missing:
+                numbers.append(number)
+
+        return numbers
 
     def own_state(self) -> dict[str, Any]:
-        """What this replica has to itself, without what is being sent, on the host. Not
-        collective."""
+        """What this replica has to itself, without what is being sent, on the host. Not collective:
+        other ranks may be lost. `load_own_state` of the next group takes it."""
         return {
             "weights": [part.own().cpu() for part in self._parts],
             "begun": [None if part.began_at is None else part.begun.cpu() for part in self._parts],
@@ -273,31 +343,24 @@ class OuterSync:
         """Continue with what a replica had to itself (None: a new one, with the shared weights),
         where the latest rounds of all are these. For one that it did not see the end of, it keeps
         the steps since then."""
-        for number, part in enumerate(self._parts):
-            if state is not None:
-                weights = state["weights"][number].to(part.shared)
-                begun = state["begun"][number]
-
-                missed_end = state["finished_at"][number] < finished_at[number]
-                if missed_end and begun is None:
-                    weights = part.shared
-                elif missed_end:
-                    weights = weights + (part.shared - begun.to(part.shared))
-
-                part.use(weights)
-
-            part.finished_at = finished_at[number]
-
-        if state is not None:
-            pairs = zip(state["buffers"], self._buffers.now(), strict=True)
-            self._buffers.put_back([buffer.to(now.device) for buffer, now in pairs])
+        for part, step in zip(self._parts, finished_at, strict=True):
+            part.finished_at = step
 
         self.is_shared = False
+        if state is None:
+            return
+
+        for number, part in enumerate(self._parts):
+            missed_end = state["finished_at"][number] < finished_at[number]
+            part.load_own(state["weights"][number], state["begun"][number], missed_end=missed_end)
+
+        pairs = zip(state["buffers"], self._buffers.now(), strict=True)
+        self._buffers.put_back([buffer.to(now.device) for buffer, now in pairs])
 
     @torch.no_grad()
     def repeat(self, pending: Sequence[int], step: int, *, weight: float, is_last: bool) -> None:
         """Collective: begin these parts' rounds anew, and end them if training does not continue
-        meanwhile."""
+        meanwhile. `weight`: of this replica in the mean, 0 if it has just joined."""
         due = [self._parts[number] for number in pending]
         for part in due:
             part.start(step, weight)
@@ -310,11 +373,15 @@ class OuterSync:
 
     def outer_state(self) -> dict[str, Tensor]:
         """What all replicas share beside the weights: the momentum, and the weights where those of
-        the model have fewer digits. Not copied."""
+        the model have fewer digits. Not copied.
+
+            {"momentum/fc.weight": ..., "weight/fc.weight": ...}
+        """
         tensors: dict[str, Tensor] = {}
         for part in self._parts:
             for name, momentum in part.momenta().items():
                 tensors[f"momentum/{name}"] = momentum
+
             for name, weight in part.by_name(part.shared).items():
                 if weight.dtype != part.parameters[name].dtype:
                     tensors[f"weight/{name}"] = weight
@@ -322,12 +389,14 @@ class OuterSync:
         return tensors
 
     def load_outer_state(self, saved: Mapping[str, Tensor]) -> None:
-        """Continue from the weights and buffers that the model has now, which are the shared
-        ones."""
+        """Continue from the weights and buffers that the model has now, which are the shared ones.
+        What was not saved begins anew: the momentum with zeros, the weights with those of the
+        model."""
         with torch.no_grad():
             for part in self._parts:
                 for name, weight in part.by_name(part.shared).items():
                     weight.copy_(saved.get(f"weight/{name}", part.parameters[name]))
+
                 for name, momentum in part.momenta().items():
                     momentum.copy_(saved.get(f"momentum/{name}", torch.zeros(())))
 
@@ -335,23 +404,22 @@ class OuterSync:
         self.is_shared = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Collective: what this replica has to itself, not copied. It waits for what is being
-        sent."""
+        """Collective: what this replica has to itself, not copied. It waits for what is being sent.
+        Weights and buffers are left out while they are the shared ones, which the model's file
+        has."""
+        rounds = [part.round_state() for part in self._parts]
         weights: dict[str, Tensor] = {}
-        rounds = []
-        for part in self._parts:
-            if part.began_at is not None and part.sum is not None:
-                part.sum.settle()
+        buffers: list[Tensor] = []
 
-            sent = part.sum and part.sum.state_dict()
-            rounds.append({"began_at": part.began_at, "begun": part.begun, "sum": sent})
-            if not self.is_shared:
+        if not self.is_shared:
+            buffers = self._buffers.now()
+            for part in self._parts:
                 weights |= part.parameters
 
         return {
             "layout": self._layout(),
             "weights": weights,
-            "buffers": [] if self.is_shared else self._buffers.now(),
+            "buffers": buffers,
             "rounds": rounds,
         }
 
@@ -364,14 +432,12 @@ class OuterSync:
             for part in self._parts:
                 for name, parameter in part.parameters.items():
                     parameter.copy_(state["weights"][name])
+
             self._buffers.put_back(state["buffers"])
 
         if state["layout"] == self._layout():
-            for part, saved in zip(self._parts, state["rounds"], strict=True):
-                part.began_at = saved["began_at"]
-                part.begun = saved["begun"].to(part.begun, copy=True)
-                if part.sum is not None:
-                    part.sum.load_state_dict(saved["sum"], has_result=part.began_at is not None)
+            for part, round_state in zip(self._parts, state["rounds"], strict=True):
+                part.load_round_state(round_state)
         elif dist.get_rank() == 0:
             log.warning(
                 "the replicas, or dist.sync_parts, dist.sync_overlap or dist.outer_dtype, changed since the "
@@ -379,24 +445,25 @@ class OuterSync:
             )
 
     def _layout(self) -> list[Any]:
-        """What a round in progress depends on."""
+        """What a round in progress depends on: a resumed run continues it only where all of this is
+        the same."""
         names = [list(part.parameters) for part in self._parts]
         return [len(self.groups.leaders), self.plan.wire, self.plan.overlap, names]
 
 
 def make_sync(settings: DistConfig, model: nn.Module, groups: ReplicaGroups) -> OuterSync:
-    """Of the model on its device."""
-    # Without an outer optimizer, the step along the mean change is a whole one.
-    rates = {"local": (1.0, 0.0), "diloco": (settings.outer_lr, settings.outer_momentum)}
-    outer_lr, outer_momentum = rates[settings.sync.partition(":")[0]]
+    """The rounds that the settings ask for, of the model on its device: `local:H` takes the mean of
+    the weights, `diloco:H` a step of the outer optimizer."""
     plan = SyncPlan(
         every=sync_interval(settings.sync) or 1,
         parts=settings.sync_parts,
         overlap=settings.sync_overlap,
-        lr=outer_lr,
-        momentum=outer_momentum,
         wire=settings.outer_dtype,
     )
+
+    # With `local` there is no outer optimizer, and the step along the mean change is a whole one.
+    if settings.sync.startswith("diloco"):
+        plan = replace(plan, lr=settings.outer_lr, momentum=settings.outer_momentum)
 
     return OuterSync(model, plan, groups, sends_buffers=settings.broadcast_buffers)
 
@@ -405,7 +472,8 @@ def split_evenly(
     parameters: Mapping[str, nn.Parameter], count: int
 ) -> list[dict[str, nn.Parameter]]:
     """Consecutive parameters in so many parts, of about the same number of elements; each part has
-    at least one."""
+    at least one. Parameters of 4, 4, 1, 1 and 6 elements are the parts (4, 4) and (1, 1, 6) of
+    two."""
     if count > len(parameters):
         raise UsageError(
             f"dist.sync_parts is {count}, but the model has {len(parameters)} trained parameters",
@@ -415,7 +483,10 @@ def split_evenly(
     ends = list(accumulate(parameter.numel() for parameter in parameters.values()))
     cuts = [0]
     for number in range(1, count):
-        cut = bisect_left(ends, ends[-1] * number / count) + 1
+        ideal_end = ends[-1] * number / count
+        cut = bisect_left(ends, ideal_end) + 1
+
+        # Each part before the cut, and each one after it, needs a parameter.
         lowest = cuts[-1] + 1
         highest = len(ends) - count + number
         cuts.append(min(max(cut, lowest), highest))

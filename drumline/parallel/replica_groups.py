@@ -1,5 +1,9 @@
 """The process groups of replicas (`--dist.sync`), and sums of vectors over them, in fp32, bf16 or
-int8 on the wire."""
+int8 on the wire.
+
+On 2 nodes with 4 ranks, each node a replica, there are the groups (0, 1, 2, 3) and (4, 5, 6, 7) for
+the gradients of every step, and (0, 4), the leaders, for the rounds.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,7 @@ class ReplicaGroups:
 
     @property
     def index(self) -> int:
-        """The number of this rank's replica."""
+        """The number of this rank's replica, in the order of their leaders."""
         return self.leaders.index(self.members[0])
 
     def from_leader(self, tensor: Tensor) -> Tensor:
@@ -69,7 +73,11 @@ def make_replica_groups(
     across = make_group(leaders, timeout_s=timeout_s)
 
     # All ranks make all groups, in the same order.
-    groups = {ranks: make_group(ranks, timeout_s=timeout_s) for ranks in ordered if len(ranks) > 1}
+    groups: dict[tuple[int, ...], Any] = {}
+    for ranks in ordered:
+        if len(ranks) > 1:
+            groups[ranks] = make_group(ranks, timeout_s=timeout_s)
+
     (members,) = (ranks for ranks in ordered if dist.get_rank() in ranks)
     return ReplicaGroups(
         members=members,
@@ -81,22 +89,31 @@ def make_replica_groups(
 
 
 def encode(rows: Tensor, wire: Wire) -> Tensor:
-    """Rows of values as rows of bytes; for `int8` their length is a multiple of `BLOCK`."""
-    if wire != "int8":
-        sent_dtype = {"fp32": rows.dtype, "bf16": torch.bfloat16}[wire]
-        return rows.to(sent_dtype).contiguous().view(torch.uint8)
+    """Rows of values as rows of bytes; for `int8` their length is a multiple of `BLOCK`. Such a row
+    has all values, one byte each, and then the scale of each block:
+
+        fp32: 4 bytes a value    bf16: 2 bytes a value    int8: 1 + 4 / 256 bytes a value
+    """
+    if wire == "fp32":
+        return rows.contiguous().view(torch.uint8)
+    if wire == "bf16":
+        return rows.to(torch.bfloat16).contiguous().view(torch.uint8)
 
     blocks = rows.float().view(len(rows), -1, BLOCK)
     scales = blocks.abs().amax(2, keepdim=True) / _LEVELS
-    rounded = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_().to(torch.int8)
+    divisors = scales.clamp_min(torch.finfo(torch.float32).tiny)  # a block of zeros has scale 0
+    rounded = (blocks / divisors).round_().to(torch.int8)
 
-    return torch.cat([rounded.flatten(1).view(torch.uint8), scales.flatten(1).view(torch.uint8)], 1)
+    parts = [rounded, scales]
+    return torch.cat([part.flatten(1).view(torch.uint8) for part in parts], dim=1)
 
 
 def decode(rows: Tensor, wire: Wire, dtype: torch.dtype) -> Tensor:
     """The reverse of `encode`, but for its rounding."""
-    if wire != "int8":
-        return rows.view(torch.bfloat16).to(dtype) if wire == "bf16" else rows.view(dtype)
+    if wire == "fp32":
+        return rows.view(dtype)
+    if wire == "bf16":
+        return rows.view(torch.bfloat16).to(dtype)
 
     length = rows.shape[1] * BLOCK // (BLOCK + _SCALE_BYTES)
     blocks = rows[:, :length].view(torch.int8).to(dtype).view(len(rows), -1, BLOCK)
@@ -124,22 +141,22 @@ class DeltaSum:
         self._size = like.numel()
         self._dtype = like.dtype
         self._device = like.device
+
         self._count = dist.get_world_size(group)
-        length = -(-self._size // (self._count * BLOCK)) * BLOCK
+        self._length = -(-self._size // (self._count * BLOCK)) * BLOCK
+        """Of a replica's slice, in whole blocks: the last one may be longer than what is left."""
 
         # gloo has no all-to-all between GPUs.
-        self._wire_device = (
-            torch.device("cpu") if dist.get_backend(group) == "gloo" else like.device
-        )
+        is_gloo = dist.get_backend(group) == "gloo"
+        self._wire_device = torch.device("cpu") if is_gloo else like.device
 
         self._errors: dict[str, Tensor] = {}
         """What rounding has left out, in each half."""
 
         if wire != "fp32":
-            self._errors["error"] = like.new_zeros(self._count, length)
-            self._errors["slice_error"] = like.new_zeros(1, length)
+            self._errors["error"] = like.new_zeros(self._count, self._length)
+            self._errors["slice_error"] = like.new_zeros(1, self._length)
 
-        self._length = length
         self._work: Any = None
         self._is_second_half = False
         self._sent = like.new_empty(0)
@@ -147,10 +164,12 @@ class DeltaSum:
         self._result: Tensor | None = None
 
     def start(self, values: Tensor) -> None:
-        """Collective: begin the first half."""
-        rows = values.new_zeros(self._count * self._length)
-        rows[: self._size] = values
-        self._sent = self._rounded(rows.view(self._count, self._length), "error")
+        """Collective: begin the first half. Each slice goes to the replica that owns it."""
+        padded = values.new_zeros(self._count * self._length)
+        padded[: self._size] = values
+        slices = padded.view(self._count, self._length)
+
+        self._sent = self._rounded(slices, "error")
         self._received = torch.empty_like(self._sent)
 
         self._work = dist.all_to_all_single(
@@ -168,7 +187,9 @@ class DeltaSum:
             return
 
         self._work.wait()
-        self._sent = self._rounded(self._decoded().sum(0, keepdim=True), "slice_error")
+        sum_of_slice = self._decoded().sum(0, keepdim=True)
+
+        self._sent = self._rounded(sum_of_slice, "slice_error")
         self._received = self._sent.new_empty(self._count, self._sent.shape[1])
 
         # torch renames the function that needs no list.
@@ -182,12 +203,14 @@ class DeltaSum:
         self._is_second_half = True
 
     def settle(self) -> Tensor:
-        """Collective: wait for the sum, and keep it for `take`."""
+        """Collective: wait for the sum, and keep it for `take`: a checkpoint is saved before the
+        round ends."""
         if self._result is None:
             self.advance()
             self._work.wait()
-            self._result = self._decoded().flatten()[: self._size].clone()
             self._work = None
+
+            self._result = self._decoded().flatten()[: self._size].clone()
             self._sent = self._result.new_empty(0)
             self._received = self._sent
 
@@ -200,10 +223,12 @@ class DeltaSum:
         return result
 
     def _decoded(self) -> Tensor:
+        """What was received, as values on the vector's own device."""
         return decode(self._received.to(self._device), self._wire, self._dtype)
 
     def _rounded(self, rows: Tensor, half: str) -> Tensor:
-        """The rows to send; what that leaves out is kept."""
+        """The rows to send. What rounding leaves out is kept, and was kept the last time: it is
+        added first."""
         error = self._errors.get(half)
         if error is None:
             return encode(rows, self._wire).to(self._wire_device)
@@ -215,7 +240,10 @@ class DeltaSum:
         return sent.to(self._wire_device)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What rounding has left out; and the sum, if it is settled and not taken."""
+        """What rounding has left out; and the sum, if it is settled and not taken. Not copied.
+
+        {"error": [replicas, length], "slice_error": [1, length], "result": [size]}
+        """
         return self._errors if self._result is None else {**self._errors, "result": self._result}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, has_result: bool) -> None:

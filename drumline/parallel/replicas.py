@@ -48,25 +48,28 @@ class ReplicaComparison:
     def check(self, step: int) -> None:
         """Collective, of two ranks or more: compare. On a difference raise on every rank, or
         copy the majority's tensors to all."""
-        if self.tensors is None:
-            compared = replica_tensors(
-                self.model, self.optimizer, include_buffers=self.include_buffers
-            )
-        else:
-            compared = self.tensors()
-
-        has_replicas = self.sharded is None or self._group is not None
-        tensors = {
-            name: own_part(tensor)
-            for name, tensor in compared.items()
-            if has_replicas or not is_shard(tensor)
-        }
-
+        tensors = self._compared_tensors()
         hashes = hash_tensors(list(tensors.values()), self.device)
         if not self._all_agree(tensors, hashes):
             self._resolve(self._find(tensors, hashes), tensors, step)
 
         self.last_agreed = step
+
+    def _compared_tensors(self) -> dict[str, Tensor]:
+        """What several ranks have the same of, by name; of shards this rank's part."""
+        if self.tensors is not None:
+            tensors = self.tensors()
+        else:
+            tensors = replica_tensors(
+                self.model, self.optimizer, include_buffers=self.include_buffers
+            )
+
+        has_replicas = self.sharded is None or self._group is not None
+        return {
+            name: own_part(tensor)
+            for name, tensor in tensors.items()
+            if has_replicas or not is_shard(tensor)
+        }
 
     def _all_agree(self, tensors: dict[str, Tensor], hashes: Tensor) -> bool:
         """Collective, of the same size for any tensors: ranks with different tensors are found, and
@@ -77,6 +80,7 @@ class ReplicaComparison:
         extremes = torch.stack([combined, ~combined])
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
         differs = (extremes[0] != ~extremes[1]).int()
+
         if self._group is not None:
             dist.all_reduce(differs, op=dist.ReduceOp.MAX)
 
@@ -88,16 +92,19 @@ class ReplicaComparison:
         return None if self.sharded is None else self.sharded.replica_group
 
     def _find(self, tensors: dict[str, Tensor], hashes: Tensor) -> ReplicaDifference:
-        """Collective: gather every rank's hashes and compare them."""
-        held = {
-            name: [f"{tensor.dtype} {list(tensor.shape)}", value]
-            for (name, tensor), value in zip(tensors.items(), hashes.tolist(), strict=True)
-        }
+        """Collective: gather every rank's hashes and compare them. A rank sends
+
+        {"host": "gpu-02", "tensors": {"fc.weight": ["torch.float32 [10, 64]", 81985529216], ...}}
+        """
+        held = {}
+        for (name, tensor), value in zip(tensors.items(), hashes.tolist(), strict=True):
+            held[name] = [f"{tensor.dtype} {list(tensor.shape)}", value]
 
         reports = gather_json({"host": self.host, "tensors": held})
         if self.sharded is None or self._group is None:
             return find_difference(reports)
 
+        # Each group of ranks is compared by itself; one of them has the difference.
         groups = self.sharded.replica_ranks()
         differences = (
             find_difference([reports[rank] for rank in ranks], ranks) for ranks in groups
@@ -111,7 +118,7 @@ class ReplicaComparison:
         tensors: dict[str, Tensor],
         step: int,
     ) -> None:
-        """Collective."""
+        """Collective: raise on every rank, or copy the majority's tensors to those that differ."""
         sentence = difference.sentence(step, self.last_agreed)
         place = difference.place(step)
         if not difference.same_kinds:
@@ -181,7 +188,7 @@ def replica_tensors(
 
 
 def _tensors_in(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of an optimizer's state, by name."""
+    """The tensors of an optimizer's state, by name: `fc.weight/exp_avg`, `fc.weight/step`."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping):

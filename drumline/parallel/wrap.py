@@ -52,12 +52,15 @@ class SingleProcess(nn.Module):
         self.module = module
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
+        """The model itself."""
         return self.module(*inputs, **options)
 
     def no_sync(self) -> AbstractContextManager[None]:
+        """There are no gradients to reduce."""
         return nullcontext()
 
     def join(self, **_: Any) -> AbstractContextManager[None]:
+        """There is no rank that could have fewer inputs."""
         return nullcontext()
 
 
@@ -181,6 +184,7 @@ def gains_from_channels_last(model: nn.Module) -> bool:
 
 
 def has_batchnorm(model: nn.Module) -> bool:
+    """Whether a module of the model computes with statistics of the batch."""
     return any(is_batchnorm(module) for module in model.modules())
 
 
@@ -216,13 +220,15 @@ class LiveBuffers:
         ]
 
     def now(self) -> list[Tensor]:
+        """The tensors that the model has at this moment."""
         return [buffer for places, name in self._places if (buffer := places[name]) is not None]
 
     def __bool__(self) -> bool:
         return bool(self._places)
 
     def keep(self, memory: list[Tensor] | None = None) -> list[Tensor]:
-        """A copy of all buffers, in the memory of an earlier copy if it fits."""
+        """A copy of all buffers, in the memory of an earlier copy if it fits: a step that keeps
+        them allocates nothing."""
         now = self.now()
         if memory is None or [copy.shape for copy in memory] != [buffer.shape for buffer in now]:
             memory = [torch.empty_like(buffer) for buffer in now]
@@ -263,5 +269,6 @@ class LiveBuffers:
 
 @torch.no_grad()
 def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """The values of each source, into the target beside it, with one kernel for many tensors."""
     if targets:
         copy_to_each(targets, sources)

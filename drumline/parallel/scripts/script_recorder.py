@@ -1,5 +1,10 @@
 """Records a script's arguments and versions, its loaders and its DDP modules in a file that the
-sidecar reads. Nothing here may fail the script: what cannot be read is not recorded."""
+sidecar reads. Nothing here may fail the script: what cannot be read is not recorded.
+
+    facts    once, when the process group exists: arguments, variables, versions, hashes of the code
+    loaders  at the first iteration over each: its place in the script, and how many batches it has
+    modules  from time to time, as a backward pass begins: hashes of the parameters
+"""
 
 from __future__ import annotations
 
@@ -43,16 +48,19 @@ DIVERGING_HOOKS = ("localsgd", "zero")
 
 
 class ScriptRecorder:
-    """The main thread records, another one writes."""
+    """The main thread records, another one writes. Both may be at it at once: the writer reads what
+    is there, and writes the rest a second later."""
 
     def __init__(self, file: Path, topology: Topology, arguments: Sequence[str] = ()) -> None:
         self._file = file
         self._host = topology.host
         self._arguments = arguments_by_name(arguments)
+
         self._facts: Facts = {}
         self._loaders: dict[str, LoaderReport] = {}
         self._places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self.modules = DdpModules(topology.rank)
+
         self._num_changes = 1
         self._num_written = 0
 
@@ -64,11 +72,14 @@ class ScriptRecorder:
                 self._num_changes += 1
 
     def record_loader(self, loader: Any, caller: FrameType | None) -> None:
-        """The script iterates over this loader: record its lengths the first time."""
+        """The script iterates over this loader: record its lengths the first time, under its place
+        (`train.py:41`)."""
         with contextlib.suppress(Exception):
             if loader in self._places or len(self._loaders) >= MAX_LOADERS:
                 return
-            self._places[loader] = place = self._place(caller)
+
+            place = self._place(caller)
+            self._places[loader] = place
             self._loaders[place] = _loader_report(loader, is_uneven=self.modules.is_joining())
             self._num_changes += 1
 
@@ -135,7 +146,16 @@ def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
 
 
 def script_facts(arguments: Mapping[str, str]) -> Facts:
-    """By group and name. The values of secrets, such as `--api-key`, are hashed."""
+    """What must be the same on all ranks, by group and name. The values of secrets, such as
+    `--api-key`, are hashed.
+
+        {
+            "arguments": {"--lr": "0.1", "--api-key": {"hash": "5d41402a"}},
+            "variables": {"NCCL_DEBUG": "not set", ...},
+            "packages": {"Python": "3.12", "torch": "2.13.0", ...},
+            "script": {...},
+        }
+    """
     from drumline.rank.rendezvous.rank_facts import ANY_BACKEND, DEFAULTS, OF_BACKEND, code_hashes
 
     environment = own_variables()
@@ -162,11 +182,13 @@ def script_facts(arguments: Mapping[str, str]) -> Facts:
 
 
 def _hashed(secret: str) -> dict[str, str]:
+    """In place of a secret: ranks can compare it, and nobody reads it."""
     return {"hash": hashlib.blake2b(secret.encode(), digest_size=4).hexdigest()}
 
 
 def _loader_report(loader: Any, *, is_uneven: bool) -> LoaderReport:
-    """Lengths that must be the same on all ranks."""
+    """Lengths that must be the same on all ranks. Batches may differ where the script has declared
+    uneven inputs, and outside training."""
     samplers = (loader.sampler, loader.batch_sampler)
     is_split = any(getattr(sampler, "num_replicas", 1) > 1 for sampler in samplers)
     may_differ = is_uneven or not sys.modules["torch"].is_grad_enabled()
@@ -195,6 +217,11 @@ class _PendingHashes(NamedTuple):
 
 @dataclass
 class _ObservedModule:
+    """A DDP module of the script, and the hashes of its parameters so far.
+
+    The optimizer's updates are counted without a hook on it: at the beginning of a backward pass
+    the version of a parameter shows whether it has changed since the last one."""
+
     key: str
     """The same on every rank."""
 
@@ -224,15 +251,18 @@ class _ObservedModule:
 
         self.version = version
         self.was_no_sync = is_no_sync
+
         step = self.num_updates
-        if step <= self.compared or self.diverges or not (step in FIRST or step % EVERY == 0):
+        is_chosen = step in FIRST or step % EVERY == 0
+        if step <= self.compared or self.diverges or not is_chosen:
             return None
 
         self.compared = step
         return step
 
     def keep(self, step: int, hashes: ModuleHashes, *, most_hashes: int) -> None:
-        """Add hashes to the report, without the oldest beyond the limit."""
+        """Add hashes to the report, without the oldest beyond the limit: all modules together keep
+        so many, and each at least those of one step."""
         self.hashes[step] = hashes
         most_steps = min(MAX_STEPS, most_hashes // len(hashes.tensors))
         while len(self.hashes) > max(1, most_steps):
@@ -240,7 +270,8 @@ class _ObservedModule:
 
 
 class DdpModules:
-    """The modules of one rank."""
+    """The DDP modules of one rank. A module is known to the other ranks by its group and its number
+    in it, `0 of 0,1,2,3`, since ranks build modules in the same order."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -267,21 +298,20 @@ class DdpModules:
         if len(self._modules) >= MAX_MODULES:
             return
 
-        observed = _ObservedModule(
-            key, type(module.module).__name__, ranks, weakref.ref(trained[0])
-        )
-
+        name = type(module.module).__name__
+        observed = _ObservedModule(key, name, ranks, weakref.ref(trained[0]))
         self._modules[module] = observed
         self.num_changes += 1
         self._observe(module, observed, 0)
 
     def begin_backward(self) -> None:
-        """The hot path."""
+        """A step begins: hash the modules whose step is to be compared. The hot path."""
         for module, observed in self._modules.items():
             self._observe(module, observed)
 
     def _observe(self, module: Any, observed: _ObservedModule, step: int | None = None) -> None:
-        """What goes wrong with a module ends its observation, not the script."""
+        """Hash the module if this step is to be compared. What goes wrong with a module ends its
+        observation, not the script."""
         try:
             if step is None and (trained := observed.trained()) is not None:
                 step = observed.next_step(
@@ -298,7 +328,8 @@ class DdpModules:
         return any(module._join_config.enable for module in list(self._modules))
 
     def collect(self) -> None:
-        """Keep hashes that are done; on the thread that writes."""
+        """Keep hashes that are done; on the thread that writes. Those that a device still computes
+        are for the next time."""
         modules = list(self._modules.values())
         for observed in modules:
             while observed.pending and observed.pending[0].is_ready():
@@ -324,15 +355,11 @@ class DdpModules:
         from drumline.rank.tensor_hash import hash_tensors
         from drumline.rank.torch_internals import current_dispatch_mode
 
-        hooks = getattr(module, "_comm_hooks", ())
-        names = " ".join(getattr(hook, "__qualname__", "").lower() for hook, _ in hooks)
-
         # Nothing is added to what is being recorded, as a CUDA graph or by a mode that sees each
         # operation.
         is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
         is_captured |= current_dispatch_mode() is not None
-        if is_captured or any(word in names for word in DIVERGING_HOOKS):
+        if is_captured or _may_diverge(module):
             return
 
         ignored = getattr(module, "parameters_to_ignore", ())
@@ -352,34 +379,48 @@ class DdpModules:
         settings = self._settings(trained)
 
         def finish() -> ModuleHashes:
-            named = zip(kinds.items(), hashes.tolist(), strict=True)
-            return ModuleHashes(
-                tensors={name: (kind, number) for (name, kind), number in named}, settings=settings
-            )
+            """Once the copy on the host is filled."""
+            named = {}
+            for (name, kind), number in zip(kinds.items(), hashes.tolist(), strict=True):
+                named[name] = (kind, number)
+
+            return ModuleHashes(tensors=named, settings=settings)
 
         observed.pending.append(_PendingHashes(step, is_ready, finish))
 
     def _settings(self, trained: Any) -> dict[str, Any]:
-        """The numbers that the optimizer of this parameter has, by name."""
+        """The numbers that the optimizer of this parameter has, by name: `{"AdamW's lr": 0.001,
+        "AdamW's betas": (0.9, 0.999), ...}`."""
         settings = {}
         for optimizer in list(self.optimizers):
             for group in optimizer.param_groups:
-                if any(parameter is trained for parameter in group["params"]):
-                    for key, value in group.items():
-                        if isinstance(value, int | float) or key == "betas":
-                            settings[f"{type(optimizer).__name__}'s {key}"] = value
+                if not any(parameter is trained for parameter in group["params"]):
+                    continue
+
+                for key, value in group.items():
+                    if isinstance(value, int | float) or key == "betas":
+                        settings[f"{type(optimizer).__name__}'s {key}"] = value
 
         return settings
 
 
+def _may_diverge(module: Any) -> bool:
+    """Whether the module reduces its gradients by a hook after which replicas may differ."""
+    hooks = getattr(module, "_comm_hooks", ())
+    names = " ".join(getattr(hook, "__qualname__", "").lower() for hook, _ in hooks)
+    return any(word in names for word in DIVERGING_HOOKS)
+
+
 def _copy_to_host(hashes: Any) -> tuple[Any, Callable[[], bool]]:
-    """A copy that is filled while steps continue, and whether it is filled."""
+    """A copy of these hashes that is filled while steps continue, and a function that says whether
+    it is filled."""
     if hashes.device.type != "cuda":
         return hashes, lambda: True
 
     torch = sys.modules["torch"]
     copy = torch.empty(hashes.shape, dtype=hashes.dtype, pin_memory=True)
     copy.copy_(hashes, non_blocking=True)
+
     event = torch.cuda.Event()
     event.record()
 

@@ -179,7 +179,8 @@ def _become(module: ModuleType) -> None:
 
 
 def _hide_own_frames(error: BaseException) -> None:
-    """A traceback begins where the script does."""
+    """A traceback begins where the script does, as if Python had run it: the frames of this file
+    and of runpy are left out."""
     hook = sys.excepthook
 
     def from_script_on(
@@ -194,7 +195,7 @@ def _hide_own_frames(error: BaseException) -> None:
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame of the script on."""
+    """The traceback from the first frame of the script on: after the last one of this file."""
     first_shown = trace
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == __file__:

@@ -30,8 +30,8 @@ def observe_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
 
 
 def call_after_torch(loaded: Callable[[], None], without: str) -> None:
-    """Call back when the script has imported torch. `without`: what is missing if the call
-    fails."""
+    """Call back when the script has imported torch, at once if it has. `without`: what is missing
+    if the call fails, for the message."""
     after = _AfterTorch(loaded, without)
     if "torch" in sys.modules:
         after.call_back()
@@ -83,7 +83,10 @@ class _AfterTorch(MetaPathFinder):
 
 
 class _TorchObserver:
-    """Records which phase the main thread is in, for finding stragglers, and what ranks compare."""
+    """Records which phase the main thread is in, for finding stragglers, and what ranks compare.
+
+    A phase lasts while a function of torch is called: forward, backward, the next batch of a
+    loader, the optimizer's step. Between them the script's own code runs."""
 
     def __init__(self, activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
         self._activity = activity
@@ -179,7 +182,8 @@ class _TorchObserver:
 
 
 def wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace a method by `wrapper(method, *its arguments)`."""
+    """Replace a method by one that calls `wrapper(method, *its arguments)`. Its signature stays,
+    and so does what torch.compile makes of it."""
     method = getattr(owner, name)
 
     @functools.wraps(method)
@@ -333,7 +337,7 @@ class ScriptProfile:
             self._end_step(optimizer)
 
     def _end_step(self, optimizer: Any) -> None:
-        """`optimizer`: that has taken it; None: none of torch."""
+        """A step of the script has ended. `optimizer`: that has taken it; None: none of torch."""
         if self._has_finished:
             self._stop_late()
             return
@@ -356,7 +360,8 @@ class ScriptProfile:
             self._finish()
 
     def _add(self, optimizer: Any) -> None:
-        """It has taken its first step."""
+        """The optimizer has taken its first step: are its steps those of the script, and is it
+        another one or inside another one?"""
         parameters = {
             id(parameter) for group in optimizer.param_groups for parameter in group["params"]
         }
