@@ -167,6 +167,7 @@ def read_weights(path: Path) -> tuple[Path, Mapping[str, Tensor]]:
 
 
 def _best_checkpoint(run: Path) -> Path:
+    """That of a run folder."""
     try:
         return find_checkpoint(run, "best")
     except UsageError as error:  # none was evaluated
@@ -175,6 +176,7 @@ def _best_checkpoint(run: Path) -> Path:
 
 
 def _read_checkpoint(path: Path) -> Mapping[str, Tensor]:
+    """The model's tensors of a checkpoint, under all names that they have in the model."""
     catalog.verify(path)
     tensors = store.read(path).tensors
     if "model" not in tensors:
@@ -187,6 +189,7 @@ def _read_checkpoint(path: Path) -> Mapping[str, Tensor]:
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
+    """All files of an index of Hugging Face's."""
     try:
         document = parse_json(
             read_regular(index, most=catalog.MAX_DOCUMENT_BYTES, follow_links=True)
@@ -209,6 +212,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
+    """The tensors of one safetensors file."""
     try:
         _refuse_pickle(path)
         return tensor_file.read(path, follow_links=True)

@@ -205,7 +205,8 @@ def compared_settings(config: Config, task: str) -> dict[str, Any]:
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """The settings by their dotted names, in JSON's types."""
+    """The settings by their dotted names, in JSON's types: `{"optim.lr": 0.1, "train.epochs": 10,
+    ...}`."""
     sections = json.loads(json.dumps(asdict(config)))
     return {
         f"{section}.{name}": value
@@ -290,6 +291,7 @@ def build_job(
     set_arithmetic(config.train, device)
     step_kind = step_kind or choose_step_kind(config, device, saved)
     leave_default_stream(device, step_kind)
+
     batch = choose_batch(config.train, world_size=ddp.world_size, saved=saved)
     plan = plan_sharding(config, ddp)
     loader, eval_loaders, data_fingerprint = _build_data(config, task, ddp, batch, plan)
@@ -298,6 +300,7 @@ def build_job(
     applied, groups = set_up_model(config, task, ddp, plan, on_model)
     model = unwrap_model(applied)
     _warn_about_data(config, ddp, loader, model, batch.size)
+
     lr = peak_rate(config.optim, world_size=batch.initial_world_size)
     optimizer = optimizer_of(task, model, config.optim, lr=lr, is_sharded=plan is not None)
 
@@ -345,6 +348,7 @@ def plan_sharding(config: Config, ddp: RunManager) -> ShardingPlan | None:
     assert dist.mode != "auto", "settle_mode comes first"
     shards_of_node = dist.shard_ranks or ddp.local_world_size
     num_shards = {"zero1": world_size, "fsdp": world_size, "hsdp": shards_of_node}[dist.mode]
+
     if dist.offload_optimizer and ddp.device.type != "cuda":
         raise UsageError("--dist.offload_optimizer needs GPUs", next_step="leave it off on the CPU")
 
@@ -445,6 +449,8 @@ def _wrap(
     ddp: RunManager,
     groups: ReplicaGroups | None,
 ) -> nn.Module:
+    """The model under DDP, with the options of the settings; without reductions where the step
+    makes them."""
     dist = config.dist
     is_alone = groups is not None and groups.within is None
     return ddp.wrap_applied(
@@ -502,6 +508,7 @@ def _build_data(
 
 
 def _power_sgd(settings: DistConfig, applied: nn.Module) -> PowerSGD | None:
+    """The reduction by PowerSGD, if it is set and there is somebody to send to."""
     if settings.comm != "powersgd" or not isinstance(applied, DistributedDataParallel):
         return None
     if get_world_size() == 1:
@@ -529,6 +536,7 @@ def _warn_about_data(
     model: nn.Module,
     batch_size: int,
 ) -> None:
+    """Report data with which an epoch would fail at its end, or a run would never be saved."""
     num_samples = loader.num_samples
     if num_samples is not None and num_samples % batch_size == 1 and has_batchnorm(model):
         log.warning(
@@ -577,13 +585,15 @@ def count_steps(job: Job, train: TrainConfig, progress: Progress) -> int:
         return steps_of_settings(job, train, progress)
 
     # Not by the number of steps, which a smaller batch raises, too.
-    is_longer = length["length"] > stopped["length"]
-    return steps_of_settings(job, train, progress) if is_longer else progress.step
+    if length["length"] > stopped["length"]:
+        return steps_of_settings(job, train, progress)
+
+    return progress.step
 
 
 def run_length(train: TrainConfig) -> dict[str, Any]:
     """How long the settings want the run to be: its `unit`, steps or epochs, and the `length` in
-    it."""
+    it: `{"unit": "epochs", "length": 10}`."""
     if train.steps is not None:
         return {"unit": "steps", "length": train.steps}
     return {"unit": "epochs", "length": train.epochs or 1}

@@ -1,5 +1,9 @@
 """The optimizer that the settings name, or the task's own; what can be captured of its step; its
-learning rates; and its steps, without those that `--train.on_nan` skips."""
+learning rates; and its steps, without those that `--train.on_nan` skips.
+
+In a step, `LearningRates.set` comes first; then, per micro-batch, `FiniteSteps.spread` and `measure`;
+at its end `FiniteSteps.check` and `take_optimizer_step`, which calls `optimizer.step`.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +42,11 @@ def optimizer_of(
     task: Task, model: nn.Module, optim: OptimConfig, *, lr: float, is_sharded: bool = False
 ) -> Optimizer:
     """The task's own optimizer, or that of the settings, whose rate is `lr`. `is_sharded`: the
-    parameters are."""
+    parameters are, and some kernels do not take shards."""
     optimizer = task.optimizer(model)
     if optimizer is None:
         return make_optimizer(model, optim, lr=lr, is_sharded=is_sharded)
+
     check_own_optimizer(optimizer, model, maker=f"{type(task).__name__}.optimizer()")
     return optimizer
 
@@ -50,7 +55,7 @@ def make_optimizer(
     model: nn.Module, optim: OptimConfig, *, lr: float, is_sharded: bool = False
 ) -> Optimizer:
     """The optimizer of the settings over the trained parameters, fused if the device has such a
-    kernel."""
+    kernel. What it refuses of the settings is an error of the user's."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise UsageError(f"{type(model).__name__} has no trainable parameter")
@@ -65,6 +70,7 @@ def make_optimizer(
     try:
         if optim.name == "muon":
             return _make_muon(model, trained, optim, lr, options)
+
         return _make_named(trained, optim, lr, options, is_sharded=is_sharded)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
@@ -82,32 +88,37 @@ def _make_named(
     is_sharded: bool,
 ) -> Optimizer:
     """Any optimizer but Muon."""
-    settings: dict[str, Any] = {}
-    if optim.name == "sgd":
-        settings = {"momentum": optim.momentum, "nesterov": optim.nesterov and optim.momentum > 0}
-    elif optim.name == "adamw":
-        settings = {"betas": optim.betas, "eps": optim.eps}
-
     kind = optimizer_class(optim.name)
-    if kind in FUSED:
-        has_kernel = all(
-            p.device.type in ("cuda", "cpu") and torch.is_floating_point(p) for p in trained
-        )
-        # torch has no fused SGD for shards
-        settings["fused"] = has_kernel and not (kind is SGD and is_sharded)
+    settings: dict[str, Any] = {"params": [{"params": trained}], "lr": lr}
+    if "weight_decay" in inspect.signature(kind).parameters:
+        settings["params"] = decayed_groups(trained, optim.weight_decay)
 
-    takes_decay = "weight_decay" in inspect.signature(kind).parameters
-    groups = decayed_groups(trained, optim.weight_decay) if takes_decay else [{"params": trained}]
-    pool = {"params": groups, "lr": lr, **settings}
-    optimizer = build_accepted(kind, pool, options=options, what=f"the optimizer {optim.name}")
+    if optim.name == "sgd":
+        settings["momentum"] = optim.momentum
+        settings["nesterov"] = optim.nesterov and optim.momentum > 0
+    elif optim.name == "adamw":
+        settings["betas"] = optim.betas
+        settings["eps"] = optim.eps
+
+    if kind in FUSED:
+        # torch has no fused SGD for shards
+        is_supported = not (kind is SGD and is_sharded)
+        settings["fused"] = is_supported and all(map(_has_fused_kernel, trained))
+
+    optimizer = build_accepted(kind, settings, options=options, what=f"the optimizer {optim.name}")
     check_steps(optimizer)
 
     return optimizer
 
 
+def _has_fused_kernel(parameter: nn.Parameter) -> bool:
+    """Whether torch's fused optimizers can update this parameter."""
+    return parameter.device.type in ("cuda", "cpu") and parameter.is_floating_point()
+
+
 class MuonAndAdamW(Optimizer):
     """`--optim.name muon`: one optimizer over the groups and the state of two, which take a step
-    each."""
+    each: to checkpoints and schedules it is one."""
 
     def __init__(self, *optimizers: Optimizer) -> None:
         self._optimizers = optimizers
@@ -124,6 +135,7 @@ class MuonAndAdamW(Optimizer):
             optimizer.state = self.state
             optimizer.param_groups = list(islice(groups, count))
             optimizer.step()
+
         return loss
 
 
@@ -144,7 +156,14 @@ def _make_muon(
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
 
-    matrices = [p for p in trained if p.ndim == 2 and id(p) not in embeddings]
+    matrices = []
+    remaining = []
+    for parameter in trained:
+        if parameter.ndim == 2 and id(parameter) not in embeddings:
+            matrices.append(parameter)
+        else:
+            remaining.append(parameter)
+
     pool = {
         "params": matrices,
         "lr": lr,
@@ -153,13 +172,11 @@ def _make_muon(
     }
 
     muon = build_accepted(Muon, pool, options=options, what="the optimizer muon")
-
-    chosen = {id(p) for p in matrices}
-    rest = decayed_groups([p for p in trained if id(p) not in chosen], optim.weight_decay)
-    if not rest:
+    if not remaining:
         return MuonAndAdamW(muon)
 
-    return MuonAndAdamW(muon, AdamW(rest, lr=lr, betas=optim.betas, eps=optim.eps))
+    groups = decayed_groups(remaining, optim.weight_decay)
+    return MuonAndAdamW(muon, AdamW(groups, lr=lr, betas=optim.betas, eps=optim.eps))
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
@@ -179,15 +196,17 @@ def optimizer_class(name: str) -> type[Optimizer]:
 
 
 def decayed_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups at most. Biases and normalization scales have one dimension; they are not
-    decayed."""
-    parameters = list(parameters)
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+    """Two groups at most. Biases and normalization scales have one dimension; they are not decayed.
 
-    return [group for group in groups if group["params"]]
+    [{"params": [matrices], "weight_decay": 0.01}, {"params": [biases, scales], "weight_decay": 0.0}]
+    """
+    decayed: dict[str, Any] = {"params": [], "weight_decay": weight_decay}
+    undecayed: dict[str, Any] = {"params": [], "weight_decay": 0.0}
+    for parameter in parameters:
+        group = decayed if parameter.ndim > 1 else undecayed
+        group["params"].append(parameter)
+
+    return [group for group in (decayed, undecayed) if group["params"]]
 
 
 def _parsed(value: Any) -> Any:
@@ -202,7 +221,8 @@ def _parsed(value: Any) -> Any:
 
 
 def check_steps(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that the engine cannot use."""
+    """Refuse an optimizer that the engine cannot use: it has to take a step without a closure, and
+    at the rate of the schedule."""
     name = type(optimizer).__name__
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
@@ -252,7 +272,7 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
 
 def find_uncapturable(optimizer: Optimizer, on_nan: str) -> str | None:
     """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None:
-    it can."""
+    it can. A graph cannot read a number of the host that changes."""
     groups = optimizer.param_groups
     name = type(optimizer).__name__
     if on_nan == "skip" and not leaves_out_itself(optimizer):
@@ -271,20 +291,33 @@ def set_capturable(optimizer: Optimizer, built: list[dict[str, Any]], *, is_on: 
     torch rounds differently. Or undo it, with the `group_settings` that it was built with."""
     for group, settings in zip(optimizer.param_groups, built, strict=True):
         device = next((parameter.device for parameter in group["params"]), None)
-        group["lr"] = torch.as_tensor(group["lr"], device=device) if is_on else float(group["lr"])
+        if is_on:
+            group["lr"] = torch.as_tensor(group["lr"], device=device)
+        else:
+            group["lr"] = float(group["lr"])
+
         if "capturable" in settings:
             group["capturable"] = is_on or settings["capturable"]
 
         is_on_device = group.get("capturable") or group.get("fused")
-        for state in filter(None, map(optimizer.state.get, group["params"])):
-            for name in ("step", "mu_product"):  # what torch else keeps on the host
-                if isinstance(state.get(name), Tensor):
-                    state[name] = state[name].to(device if is_on_device else "cpu")
+        _move_counts(optimizer, group, device if is_on_device else "cpu")
+
+
+def _move_counts(
+    optimizer: Optimizer, group: Mapping[str, Any], device: torch.device | str | None
+) -> None:
+    """Move what torch keeps on the host for a step that is not captured, such as the count of
+    steps."""
+    for parameter in group["params"]:
+        state = optimizer.state.get(parameter, {})
+        for name in ("step", "mu_product"):
+            if isinstance(state.get(name), Tensor):
+                state[name] = state[name].to(device)
 
 
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     """A copy of what each parameter group holds beside its parameters and its rate, which is set
-    before each step."""
+    before each step: `{"betas": (0.9, 0.999), "weight_decay": 0.01, "fused": True, ...}`."""
     settings = [
         {name: value for name, value in group.items() if name not in ("params", "lr")}
         for group in optimizer.param_groups
@@ -295,19 +328,24 @@ def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 def group_state(optimizer: Optimizer, built: list[dict[str, Any]]) -> list[list[str]]:
     """By group: the settings that the optimizer has changed itself since it was built, as
     schedule-free ones and Prodigy do. They are state: a resumed run takes them from the checkpoint.
-    Tensors always count, since comparing them would wait for the device."""
+    Tensors always count, since comparing them would wait for the device.
 
-    return [
-        [
+        [["k", "lr_max", "weight_sum"], ["k", "lr_max", "weight_sum"]]
+    """
+    names_by_group = []
+    for group, settings in zip(optimizer.param_groups, built, strict=True):
+        names = [
             name
             for name, before in settings.items()
             if name in group and _is_state(group[name], before)
         ]
-        for group, settings in zip(optimizer.param_groups, built, strict=True)
-    ]
+        names_by_group.append(names)
+
+    return names_by_group
 
 
 def _is_state(value: Any, before: Any) -> bool:
+    """Whether the optimizer has changed a setting, or may have: it has a tensor in it."""
     has_tensor = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
     return has_tensor or bool(value != before)
 
@@ -321,7 +359,7 @@ def leaves_out_itself(optimizer: Optimizer) -> bool:
 
 class LearningRates:
     """Sets the rates of a step: each parameter group's own, times a factor that depends only on the
-    step."""
+    step. So a resumed run needs no state of a schedule."""
 
     def __init__(
         self,
@@ -377,13 +415,14 @@ class LearningRates:
 
 def peak_rate(optim: OptimConfig, *, world_size: int) -> float:
     """The highest rate of the run: `optim.lr`, scaled by the number of ranks if the global batch
-    was."""
+    was. With 0.1 on 4 ranks: 0.4 (`linear`) or 0.2 (`sqrt`)."""
     scale = {"none": 1.0, "linear": world_size, "sqrt": math.sqrt(world_size)}
     return optim.lr * scale[optim.scale_lr]
 
 
 def rate_factor(optim: OptimConfig, step: int, *, total_steps: int) -> float:
-    """The fraction of the peak rate in optimizer step `step`, counted from 0."""
+    """The fraction of the peak rate in optimizer step `step`, counted from 0: it rises over the
+    warm-up steps, then follows the schedule."""
     if step < optim.warmup_steps:
         return (step + 1) / optim.warmup_steps
 
@@ -443,6 +482,8 @@ class FiniteSteps:
 
         self._num_bad, self._num_since = self.counts.unbind()
         self._bad = torch.zeros((), device=meter.loss.device)
+        """1 if the latest step was not finite."""
+
         self._meter = meter
         self._buffers = buffers
         self._optimizer = optimizer
@@ -450,9 +491,10 @@ class FiniteSteps:
         self._kept_buffers: list[Tensor] | None = None
         self._kept_sums: Tensor | None = None
 
-        decides = {"stop": True, "skip": True, "warn": False}[on_nan] and scaler is None
+        decides = on_nan != "warn" and scaler is None
         self._is_sharded = is_sharded
         self._agrees = decides and is_sharded
+
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
         # An optimizer on the host would have to wait for the number, which is on the device.
@@ -460,7 +502,8 @@ class FiniteSteps:
         is_fused = waits_for_device and is_here and leaves_out_itself(optimizer)
 
         # `skip` waits if there is no other way: it must not apply the update.
-        self._decides_here = decides and not is_fused and (self.skips or not waits_for_device)
+        may_wait = self.skips or not waits_for_device
+        self._decides_here = decides and not is_fused and may_wait
         if decides and is_fused:
             optimizer.found_inf = self._bad  # type: ignore[attr-defined]  # read by torch's fused optimizers
 
@@ -478,7 +521,7 @@ class FiniteSteps:
     continue without one."""
 
     def begin(self) -> None:
-        """A step begins."""
+        """A step begins: keep what it may have to take back."""
         if self.skips:
             self._kept_buffers = self._buffers.keep(self._kept_buffers)
             self._kept_sums = None
@@ -490,6 +533,7 @@ class FiniteSteps:
             if self._kept_sums is None:
                 self._meter.prepare(metrics)
                 self._kept_sums = self._meter.keep()
+
             if not isinstance(weight, Tensor):
                 weight = torch.full((), weight, dtype=self.counts.dtype, device=self.counts.device)
 
@@ -549,12 +593,14 @@ class FiniteSteps:
         """Whether the scaler will skip this update. torch has no public name for it."""
         if not scaler._per_optimizer_states[id(self._optimizer)]["found_inf_per_device"]:
             scaler.unscale_(self._optimizer)
+
         infs_by_device = scaler._found_inf_per_device(self._optimizer).values()
         return torch.stack([inf.to(self._bad.device) for inf in infs_by_device]).sum()
 
     @torch.no_grad()
     def _take_back_if(self, is_skipped: Tensor) -> None:
-        """Undo what the step did to buffers, without waiting for the device."""
+        """Undo what the step did to buffers, without waiting for the device. A buffer whose shape
+        has changed is a cache, and stays."""
         pairs = zip(self._kept_buffers or [], self._buffers.now(), strict=True)
         chosen = [
             torch.where(is_skipped, before, now) if before.shape == now.shape else before

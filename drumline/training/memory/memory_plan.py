@@ -79,6 +79,7 @@ class RankMemory:
 
     @property
     def total(self) -> int:
+        """All of it, without what CUDA itself takes."""
         state = self.parameters + self.gradients + self.optimizer
         return state + self.activations + self.communication
 
@@ -104,6 +105,7 @@ class RecomputePlan:
 
     @property
     def saves_little(self) -> bool:
+        """Whether the time that it takes is lost."""
         return self.saving < LEAST_SAVING
 
 
@@ -187,6 +189,8 @@ def plan_memory(
 
 
 class _MicroBatch(NamedTuple):
+    """The largest micro-batch of a step: all others need less memory."""
+
     data: Any
     size: int
     accumulates: bool

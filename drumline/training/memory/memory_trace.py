@@ -1,6 +1,10 @@
 """What a training step holds in a GPU's memory, without a GPU: the model, the optimizer and a
 micro-batch are torch's fake tensors, which have a device and a size but no data, and a mode adds up
 the storages after each operation.
+
+    FakeJob        the model and its optimizer, which takes a step, so that its state is there
+    FakeJob.trace  a forward and a backward pass: a `MemoryMoment` after each operation
+    StepMemory     these moments and the sizes of all parameters, from which memory_plan.py computes each mode
 """
 
 from __future__ import annotations
@@ -49,8 +53,11 @@ def rounded(num_bytes: int) -> int:
 
 
 class MemoryMoment(NamedTuple):
-    """The bytes on the device after one operation, besides parameters, buffers and optimizer
-    state."""
+    """The bytes on the device after one operation, besides parameters, buffers and optimizer state.
+    A step has one for each operation of torch:
+
+        MemoryMoment("forward", in_blocks=True, live=81920, gradients=0)
+    """
 
     phase: str
     """forward, backward or optimizer."""
@@ -81,13 +88,15 @@ class TracedParameter:
     in_block: int | None
 
     def part(self, num_bytes: int, num_shards: int) -> int:
-        """The largest shard of a tensor of its shape."""
+        """The largest shard of a tensor of its shape, in bytes: whole rows, so that of 10 rows on 4
+        ranks it is 3."""
         return num_bytes // max(1, self.rows) * -(-self.rows // num_shards)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepMemory:
-    """One step with one micro-batch on one rank that holds everything."""
+    """One step with one micro-batch on one rank that holds everything: from it follows the memory
+    of every mode on any number of ranks."""
 
     parameters: tuple[TracedParameter, ...]
     buffer_bytes: int
@@ -102,7 +111,8 @@ class StepMemory:
 
 
 class FakeJob:
-    """A task's model and optimizer as fake tensors on a GPU."""
+    """A task's model and optimizer as fake tensors on a GPU. They are made once, and traced with
+    micro-batches of several sizes."""
 
     def __init__(self, config: Config, task: Task, *, gathered: torch.dtype | None = None) -> None:
         """`gathered`: the type in which a sharded model has its parameters in a step, if not their
@@ -111,6 +121,7 @@ class FakeJob:
         self._precision = config.train.precision
         self._mode = fake_tensors().FakeTensorMode(allow_non_fake_inputs=True)
         self._model = _build(task)
+
         wrap = config.dist.wrap or ()
         if config.model.activation_checkpointing:
             recompute_blocks(self._model, config.model.activation_checkpointing, wrap)
@@ -120,15 +131,10 @@ class FakeJob:
             optimizer = optimizer_of(task, self._model, config.optim, lr=config.optim.lr)
             self._blocks = list(find_blocks(self._model, wrap).values())
             temporary = _take_steps(self._model, optimizer)
+
             self._parameters = tuple(_parameters(self._model, optimizer, self._blocks))
             self._buffers = sum(map(_on_device, self._model.buffers()))
-
-            self._scalars = sum(
-                _on_device(value)
-                for parameter, state in optimizer.state.items()
-                for value in state.values()
-                if not _is_like(value, parameter)
-            )
+            self._scalars = _scalar_bytes(optimizer)
 
             before = _parameter_bytes(self._model)
             _give_fake_tensors(self._model, gathered)
@@ -143,6 +149,7 @@ class FakeJob:
 
     @property
     def num_parameters(self) -> int:
+        """Of the whole model, trained or not."""
         return sum(parameter.num_elements for parameter in self._parameters)
 
     def trace(self, batch: Any) -> StepMemory:
@@ -190,7 +197,8 @@ class FakeJob:
 
 
 def _build(task: Task) -> nn.Module:
-    """The task's model without memory; with memory if it reads values while it is built."""
+    """The task's model without memory; with memory if it reads values while it is built, which the
+    meta device does not have."""
     try:
         with torch.device("meta"):
             return task.model()
@@ -199,6 +207,7 @@ def _build(task: Task) -> nn.Module:
 
 
 def _parameter_bytes(model: nn.Module) -> int:
+    """The bytes of all parameters of a model."""
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
@@ -206,6 +215,7 @@ def _give_fake_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> No
     """Replace all parameters and buffers. `dtype`: of the parameters, if not their own."""
 
     def fake(old: Tensor) -> Tensor:
+        """A tensor of the same size without data."""
         new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=DEVICE)
         if isinstance(old, nn.Parameter):
             return nn.Parameter(new.to(dtype or old.dtype), old.requires_grad)
@@ -247,6 +257,7 @@ def _take_steps(model: nn.Module, optimizer: Optimizer) -> int:
 def _parameters(
     model: nn.Module, optimizer: Optimizer, blocks: Iterable[nn.Module]
 ) -> Iterator[TracedParameter]:
+    """The sizes that a plan needs of each parameter, and in which block it is."""
     block_of = {
         parameter: number for number, block in enumerate(blocks) for parameter in block.parameters()
     }
@@ -263,7 +274,19 @@ def _parameters(
         )
 
 
+def _scalar_bytes(optimizer: Optimizer) -> int:
+    """The bytes of the optimizer state that has no parameter's shape, such as counts of steps."""
+    num_bytes = 0
+    for parameter, state in optimizer.state.items():
+        num_bytes += sum(
+            _on_device(value) for value in state.values() if not _is_like(value, parameter)
+        )
+
+    return num_bytes
+
+
 def _is_like(state: Any, parameter: Tensor) -> bool:
+    """Whether a tensor of the optimizer's state has the shape of its parameter."""
     return _on_device(state) > 0 and state.shape == parameter.shape
 
 
@@ -274,7 +297,10 @@ def _on_device(value: Any) -> int:
 
 
 class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
-    """Records the bytes of storages on the device that were made under it and are still in use."""
+    """Records the bytes of storages on the device that were made under it and are still in use.
+
+    A storage counts from the operation that makes it until Python frees it. The gradient of a
+    parameter is counted apart from the operation on that completes it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -315,6 +341,7 @@ class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
             self._gradients += size
 
     def _add(self, storage: torch.UntypedStorage) -> None:
+        """A new storage: it counts from now on, until it is freed."""
         key = storage._cdata
         if key not in self._sizes and key not in self._gradient_sizes:
             self._sizes[key] = rounded(storage.nbytes())
@@ -322,22 +349,28 @@ class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
             weakref.finalize(storage, self._remove, key).atexit = False
 
     def _remove(self, key: int) -> None:
+        """A storage is freed."""
         self.live -= self._sizes.pop(key, 0)
         self._gradients -= self._gradient_sizes.pop(key, 0)
 
 
 def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
+    """The memory of all tensors on the device in these values; views of one tensor share it."""
     return (leaf.untyped_storage() for leaf in pytree.tree_leaves(values) if _on_device(leaf))
 
 
 @contextmanager
 def _watched(model: nn.Module, blocks: Iterable[nn.Module], trace: _MemoryTrace) -> Iterator[None]:
-    """Let the trace know of complete gradients, and when blocks are computed."""
+    """Let the trace know of complete gradients, and when blocks are computed: plans of sharded
+    models need to know when a block is gathered."""
 
     def begin(*_: Any) -> None:
+        """A block begins, in the forward pass or in the backward pass."""
         trace.in_blocks = True
 
     def end(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        """A block ends in the forward pass; its backward pass will begin with the gradients of its
+        outputs."""
         if trace.phase == "forward":  # not where a block is computed again
             trace.in_blocks = False
             for leaf in pytree.tree_leaves(outputs):
@@ -368,6 +401,7 @@ def _as_on_gpu() -> Iterator[None]:
     changed: dict[str, Any] = {"scaled_dot_product_attention": _attention, "dropout": _dropout}
     changed |= {name: _in_fp32(getattr(functional, name)) for name in IN_FP32}
     originals = {name: getattr(functional, name) for name in changed}
+
     vars(functional).update(changed)
 
     try:
@@ -380,6 +414,7 @@ def _in_fp32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function, which computes in fp32 under autocast."""
 
     def computed(inputs: Tensor, *args: Any, **options: Any) -> Tensor:
+        """The function of a wider input, if autocast would do that on a GPU."""
         is_wider = torch.is_autocast_enabled(DEVICE.type) and inputs.dtype.itemsize < 4
         return function(inputs.float() if is_wider else inputs, *args, **options)
 
@@ -392,6 +427,7 @@ def _dropout(
     training: bool = True,
     inplace: bool = False,
 ) -> Tensor:
+    """Dropout as a GPU computes it: with a mask of bytes."""
     return torch.native_dropout(inputs, p, True)[0] if training and p > 0 else inputs
 
 
@@ -404,12 +440,14 @@ def _attention(
     is_causal: bool = False,
     **options: Any,
 ) -> Any:
+    """Attention as a GPU computes it: by a kernel that keeps no scores."""
     inputs = (query, key, value)
     if torch.is_autocast_enabled(DEVICE.type):
         dtype = torch.get_autocast_dtype(DEVICE.type)
         inputs = (query.to(dtype), key.to(dtype), value.to(dtype))
 
-    scale = options.get("scale")  # the other one, enable_gqa, changes no size
+    # The other option, enable_gqa, changes no size.
+    scale = options.get("scale")
     if inputs[0].dtype.itemsize == 2 and attn_mask is None:
         return flash_attention(*inputs, dropout_p, is_causal, False, scale=scale)[0]
 

@@ -1,6 +1,11 @@
 """Which kind of step a run takes, by its settings and its device. With `auto` the first steps of
 the run try each kind in turn, the same on every rank, and the fastest is kept, by the total time of
 all ranks.
+
+    steps 1 to 32     eager: 20 to warm up, 12 timed
+    steps 33 to 64    compile, unless the run is too short for it
+    steps 65 to 128   graph and compiled_graph, unless they cannot be captured or too little memory is left
+    from then on      the fastest; the choice is in the run's checkpoints
 """
 
 from __future__ import annotations
@@ -140,6 +145,7 @@ def _step_kinds(job: Job, config: Config, *, captures: bool) -> StepKinds:
         return TrainStep(job, **settings)
 
     def compiled_loss() -> AnyStep:
+        """With the loss, or the blocks, compiled."""
         # The blocks of a sharded model are compiled already (`compile_blocks`).
         return eager() if job.sharded is not None else compiled_step(job, **settings)
 
@@ -185,6 +191,7 @@ def _try_kinds(
 def _unavailable(
     job: Job, kinds: StepKinds, uncapturable: str | None, options: StepOptions
 ) -> UsageError:
+    """The error about a kind of step that this run cannot take."""
     reason = f"needs a GPU, and this rank computes on {job.ddp.device}"
     choices = ", ".join(kinds)
     if job.ddp.device.type == "cuda":
@@ -284,6 +291,7 @@ class AutoStep:
         is_full = _is_memory_used(self._device)
         measured = torch.tensor([seconds_here, is_full, 1.0], device=self._device)
         seconds, num_full, num_ranks = all_sum(measured).tolist()
+
         if not self._seconds:
             self._leave_out(seconds / num_ranks * step.plan.global_size, is_full=num_full > 0)
 
@@ -308,6 +316,7 @@ class AutoStep:
             self._do_not_try(CAPTURED, "too little memory is left for graphs")
 
     def _do_not_try(self, kinds: Sequence[str], reason: str) -> None:
+        """Leave out these kinds, and note why."""
         names = [name for name in self._left if name in kinds]
         for name in names:
             del self._left[name]
@@ -315,6 +324,7 @@ class AutoStep:
             self._not_tried += f"; not tried: {', '.join(names)} ({reason})"
 
     def _settle(self, fastest: str) -> None:
+        """All kinds were tried: take the fastest, and release what the others needed."""
         self._is_settled = True
         del self._fastest_step
         if fastest not in CAPTURED and not self._seconds.keys().isdisjoint(CAPTURED):
@@ -347,6 +357,7 @@ def _time_point(device: torch.device) -> Any:
     """The current time; on a GPU an event in its queue, so that nothing waits."""
     if device.type != "cuda":
         return time.perf_counter()
+
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event

@@ -59,6 +59,7 @@ def loss_function(task: Task) -> LossFunction:
     """The task's loss of a model and a batch, checked."""
 
     def parts(model: nn.Module, batch: Any) -> LossParts:
+        """The loss of one batch; raises if the task has returned something else."""
         loss = task.loss(model, task.on_device(batch))
         if not isinstance(loss, Loss):
             raise UsageError(
@@ -93,6 +94,7 @@ class TrainStep:
         self._finite = job.finite
         self._autocast = job.autocast
         self._scaler = job.scaler
+
         self._clip_norm = clip_norm
         self._device = job.ddp.device
         self._parameters = [p for p in job.model.parameters() if p.requires_grad]
@@ -163,7 +165,9 @@ class TrainStep:
     def _reduce(
         self, weight: Tensor | None, num_samples: int
     ) -> tuple[Tensor | None, dist.Work | None]:
-        """Collective: begin to sum the weights over all ranks, or over those of the replica."""
+        """Collective: begin to sum the weights over all ranks, or over those of the replica; it
+        ends while the backward pass runs. None: the loss has no weights, and the number of samples
+        is known."""
         if weight is None and self._group is not None:
             weight = torch.full((), num_samples, dtype=torch.float64, device=self._device)
         if weight is None:
@@ -171,6 +175,7 @@ class TrainStep:
         return weight, dist.all_reduce(weight, group=self._group, async_op=True)
 
     def _forward(self, micro: MicroBatch) -> LossParts:
+        """The loss of a micro-batch, by the wrapped model."""
         self._heartbeat.next_micro()
         self._heartbeat.mark(FORWARD)
         try:
@@ -209,10 +214,13 @@ class TrainStep:
             ) from None
 
     def _backward(self, loss: LossParts, scale: float) -> None:
+        """Add a micro-batch to the gradients; of the last one DDP reduces them meanwhile."""
         self._heartbeat.mark(BACKWARD)
+
         total = self._finite.spread(loss.total * scale, loss.total)
         if self._scaler is not None:
             total = self._scaler.scale(total)
+
         total.backward()  # type: ignore[no-untyped-call]
 
     def _measure(self, loss: LossParts, micro: MicroBatch) -> None:
@@ -248,7 +256,8 @@ class TrainStep:
         return so_far.add_(weight) if micro.size else so_far
 
     def _update(self, correction: Tensor | None) -> None:
-        """Collective: the optimizer's step, with gradients corrected and clipped."""
+        """Collective: the optimizer's step, with gradients corrected and clipped. The loss scaler's
+        factor is taken out first, where that changes numbers."""
         self._heartbeat.mark(OPTIMIZER)
         if self._scaler is not None and (self._clip_norm is not None or correction is not None):
             self._scaler.unscale_(self._optimizer)
@@ -268,7 +277,7 @@ class TrainStep:
 
 def correction_for(weight: Tensor, num_samples: int) -> Tensor:
     """The factor from a mean over samples to one over weights; a batch with a total weight of 0 is
-    not changed."""
+    not changed. With 64 samples of 1000 tokens in all it is 64 / 1000."""
     return num_samples / torch.where(weight > 0, weight, 1.0)
 
 
@@ -300,11 +309,13 @@ class ElasticStep(TrainStep):
         super().__init__(job, clip_norm=clip_norm)
         world_size = job.ddp.world_size
         self._seed = seed
+
         self._is_first_step = True
         self._buffers_before: list[Tensor] = []
         self._buffers_after_first: list[Tensor] = []
 
         def shards_by_rank(num_shards: int) -> list[range]:
+            """Those of each rank, of so many."""
             return [
                 shards_of_rank(rank, num_shards=num_shards, world_size=world_size)
                 for rank in range(world_size)
@@ -326,6 +337,7 @@ class ElasticStep(TrainStep):
         shard = None
         num_opened = 0
         self._finite.begin()
+
         shares_buffers = plan.has_several_shards and bool(self._buffers)
         if shares_buffers:
             self._buffers_before = self._buffers.keep(self._buffers_before)
@@ -334,6 +346,7 @@ class ElasticStep(TrainStep):
             if micro.shard != shard:
                 shard = micro.shard
                 seed_shard(self._seed, epoch=plan.epoch, start=plan.start, shard=shard)
+
                 if shares_buffers and num_opened == 1:
                     self._buffers_after_first = self._buffers.keep(self._buffers_after_first)
                 if shares_buffers and num_opened > 0:
@@ -375,7 +388,8 @@ class ElasticStep(TrainStep):
         micro: MicroBatch,
         plan: StepPlan,
     ) -> Tensor | None:
-        """The weights by shard, with this micro-batch's; None: the loss has none."""
+        """The weights by shard, with this micro-batch's; None: the loss has none. Other ranks fill
+        in the rest."""
         shard_weight = self._add_weight(None, loss.weight, micro)
         if shard_weight is None:
             return None
@@ -404,5 +418,6 @@ class ElasticStep(TrainStep):
         if self._is_first_step:
             names = list(self._meter.names)
             self._is_weighted, names = broadcast_json([self._is_weighted, names])
+
             self._meter.prepare(names)
             self._is_first_step = False

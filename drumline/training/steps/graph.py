@@ -5,6 +5,13 @@ There is one graph for each shape of a step. The first steps of a shape run eage
 them is checked for what a graph would get wrong. Batches are copied in; the learning rate, the loss
 scale, the optimizer's state and the sums of the meters are tensors that the graph reads and writes.
 So a captured step gives the same bits as an eager one.
+
+For each shape of a step (`ShapesSeen`):
+
+    run      the first steps are eager, while libraries choose their kernels
+    observe  one more eager step: does it wait for the device, draw on the host, or change Python's state?
+    capture  the same step is recorded, without computing it, and then replayed
+    replay   all further steps: their batches are copied into the memory that the graph reads
 """
 
 from __future__ import annotations
@@ -77,12 +84,14 @@ class ShapesSeen:
 
 
 class GraphStep:
-    """Takes the steps of `inner`, captured if possible."""
+    """Takes the steps of `inner`, captured if possible. With the first step that cannot be
+    captured, all further ones are eager."""
 
     def __init__(self, inner: AnyStep, job: Job) -> None:
         self._inner = inner
         self._job = job
         self._heartbeat = job.heartbeat
+
         self._pool = torch.cuda.graph_pool_handle()
         self._seen = ShapesSeen()
         self._graphs: dict[Hashable, CapturedStep] = {}
@@ -104,6 +113,7 @@ class GraphStep:
 
         micro_batches = list(step.micro_batches)
         step = step._replace(micro_batches=iter(micro_batches))
+
         shape = Shape(step, micro_batches)
         graph = self._graphs.get(shape.key)
         if graph is None:
@@ -114,6 +124,7 @@ class GraphStep:
             self._heartbeat.mark(FORWARD)
             graph.replay(shape)
             self._heartbeat.mark(OPTIMIZER)
+
             self._job.meter.host_weight += graph.host_weight
             self._job.finite.grad_norm = graph.grad_norm
 
@@ -153,6 +164,8 @@ class GraphStep:
         step: Step,
         micro_batches: list[MicroBatch],
     ) -> CapturedStep | None:
+        """Capture the step, and return its graph; None: that is impossible, and the step has run
+        eagerly. A capture computes nothing, so what it has counted on the host is taken back."""
         # registered since the start
         if reason := find_hook(self._job.model, self._job.optimizer):
             self._turn_off(reason)
@@ -174,6 +187,7 @@ class GraphStep:
             # Ending a failed capture raises another error, which does not show the cause.
             first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
             message = str(first).partition("\n")[0]
+
             self._turn_off(f"CUDA cannot capture it{user_line(error)}: {message}")
             self._inner(step._replace(micro_batches=iter(micro_batches)))
 
@@ -181,6 +195,7 @@ class GraphStep:
 
         self._job.captured_steps.add(captured)
         self._graphs[shape.key] = captured
+
         captured.host_weight = meter.host_weight - weight
         captured.grad_norm = self._job.finite.grad_norm
         meter.host_weight = weight
@@ -188,13 +203,15 @@ class GraphStep:
         return captured
 
     def _turn_off(self, reason: str) -> None:
+        """All further steps run eagerly, for this reason."""
         self._is_off = True
         self._graphs.clear()
         log.warning(f"steps run eagerly, not captured as a CUDA graph, because {reason}")
 
 
 class Shape:
-    """What a graph depends on in a step, and its tensors, in order."""
+    """What a graph depends on in a step, and its tensors, in order. Steps with the same `key` can
+    replay the same graph."""
 
     def __init__(self, step: Step, micro_batches: Sequence[MicroBatch]) -> None:
         self.leaves, self.nesting = pytree.tree_flatten([micro.data for micro in micro_batches])
@@ -237,6 +254,7 @@ class CapturedStep:
         inputs = iter(self._inputs)
         leaves = [next(inputs) if isinstance(leaf, Tensor) else leaf for leaf in shape.leaves]
         batches = pytree.tree_unflatten(leaves, shape.nesting)
+
         pairs = zip(micro_batches, batches, strict=True)
         fixed = [micro._replace(data=data) for micro, data in pairs]
 
@@ -307,7 +325,8 @@ _SYNCHRONISING = "called a synchronizing CUDA operation"
 
 
 def find_hook(model: nn.Module, optimizer: Optimizer) -> str | None:
-    """A hook is Python that a replay would not call. The answer names what has one."""
+    """A hook is Python that a replay would not call. The answer names what has one: `layers.0 has a
+    hook, which a replayed step would not call`."""
     for text, holder, names in _holders_of_hooks(model, optimizer):
         if any(getattr(holder, name, None) for name in names):
             return f"{text}, which a replayed step would not call"
@@ -390,7 +409,10 @@ def host_changes(model: nn.Module, task: object) -> Iterator[list[str]]:
 def _host_state(model: nn.Module, task: object) -> Iterator[tuple[tuple[str, str], Any]]:
     """By its kind and name: the state of each generator; plain values and containers as text; the
     addresses of buffers, and the ids of other tensors, except those with a graph: no later step
-    reads them."""
+    reads them.
+
+        ("value", "MyTask.num_calls"): "3"    ("tensor", "the buffer bn.running_mean"): 140352...
+    """
     yield ("generator", "random"), random.getstate()
     yield ("generator", "numpy"), [*map(str, np.random.get_state())]
     yield ("generator", "torch's CPU generator"), torch.default_generator.get_state().tolist()
@@ -409,7 +431,7 @@ def _host_state(model: nn.Module, task: object) -> Iterator[tuple[tuple[str, str
 
 
 def _attributes(model: nn.Module, task: object) -> Iterator[tuple[str, Any]]:
-    """The attributes of modules and the task, by name."""
+    """The attributes of modules and the task, by name: `MyTask.num_calls`, `layers.0.scale`."""
     modules = {name or type(model).__name__: module for name, module in model.named_modules()}
     for owner, holder in {type(task).__name__: task, **modules}.items():
         for name, value in vars(holder).items():
@@ -418,10 +440,11 @@ def _attributes(model: nn.Module, task: object) -> Iterator[tuple[str, Any]]:
 
 
 def _as_text(value: Any) -> str:
-    """Not the value: NaN differs from itself, and a container that grows is still the same
-    object."""
+    """A value as text, to be compared with a later one. Not the value itself: NaN differs from
+    itself, and a container that grows is still the same object."""
     if isinstance(value, _PLAIN):
         return repr(value)
+
     inner = value.values() if isinstance(value, dict) else value
     is_short = len(value) <= 8 and all(isinstance(entry, _PLAIN) for entry in inner)
     return repr(value) if is_short else f"a {type(value).__name__} of {len(value)}"

@@ -2,6 +2,12 @@
 that get no gradient, and let DDP build its buckets with one backward pass. The task's loss is
 called as seldom as possible, and everything that it changes is restored: the run has the same bits
 with and without.
+
+    count_few_samples  2 samples, forward and backward: FLOPs, and whether the loss uses all parameters
+    check_few_samples  8 samples once and twice, forward, in evaluation mode: a sum doubles, a mean stays
+    check_unused       the next micro-batch, forward and backward, unless that has shown it already
+    _build_buckets     the next micro-batch under DDP, forward and backward, if the order of buckets matters
+    warm_up_shards     of a sharded model in place of all but the second: forward and backward as in a step
 """
 
 from __future__ import annotations
@@ -59,23 +65,29 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> ModelFl
     check_few_samples(job, few, size)
     check_unused(job, config, uses_all=uses_all, note=note)
 
-    num_passes = 0
     if isinstance(job.applied, DistributedDataParallel):
-        # With a static graph DDP records the graph in its first backward pass, which must not be
-        # under no_sync, and builds the buckets in the second. PowerSGD's state belongs to buckets.
-        has_order = job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER or job.comm is not None
-        num_passes = 2 if config.dist.static_graph else int(has_order)
+        _build_buckets(job, is_static=config.dist.static_graph)
+
+    return flops
+
+
+def _build_buckets(job: Job, *, is_static: bool) -> None:
+    """Collective: backward passes of zeros, as many as DDP needs for its final buckets.
+
+    With a static graph DDP records the graph in its first backward pass, which must not be under
+    no_sync, and builds the buckets in the second. PowerSGD's state belongs to buckets."""
+    has_order = job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER or job.comm is not None
+    num_passes = 2 if is_static else int(has_order)
 
     for _ in range(num_passes):
         job.heartbeat.mark(Phase.START)
         with dry_run(job) as task:
             with job.autocast:
                 loss = job.applied(loss_function(task), job.loader.preview())
+
             (loss.total * 0.0).backward()
 
         job.optimizer.zero_grad(set_to_none=True)
-
-    return flops
 
 
 def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[str], None]) -> None:
@@ -102,6 +114,7 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
 
     if what is None:
         return
+
     if job.ddp.world_size > 1:
         raise UsageError(what, next_step=FIND_UNUSED_OR_STATIC)
 
@@ -130,6 +143,7 @@ def without_gradient(job: Job, task: Task, batch: Any) -> list[str]:
 
 
 def _names_without_gradient(model: nn.Module) -> list[str]:
+    """The trained parameters that the last backward pass has not reached."""
     return [
         name
         for name, parameter in model.named_parameters()
@@ -138,7 +152,7 @@ def _names_without_gradient(model: nn.Module) -> list[str]:
 
 
 def _reached(total: Tensor) -> set[int]:
-    """The ids of the parameters in the graph of a loss."""
+    """The ids of the parameters in the graph of a loss: those that its backward pass reaches."""
     return {id(getattr(node, "variable", None)) for node in graph(total)}
 
 
@@ -160,19 +174,20 @@ def dry_run(job: Job) -> Iterator[Task]:
         for holder, before_values in attributes:
             vars(holder).clear()
             vars(holder).update(before_values)
+
         buffers.put_back(before)
         restore_rng(rng, job.ddp.device)
 
 
 def _num_rows(batch: Any) -> int:
-    """The samples of a batch; 0: unknown."""
+    """The samples of a batch, if all of its tensors have as many rows; 0: unknown."""
     tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
     rows = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
     return rows.pop() if len(rows) == 1 else 0
 
 
 def _cut(batch: Any, size: int) -> Any:
-    """A copy, which a loss may change."""
+    """The first samples of a batch, as a copy, which a loss may change. None: it cannot be cut."""
     return pytree.tree_map_only(Tensor, lambda leaf: leaf[:size].clone(), batch) if size else None
 
 
@@ -182,8 +197,8 @@ def count_few_samples(job: Job, few: Any, size: int) -> tuple[ModelFlops | None,
     size = min(size, COUNTED_SAMPLES)
     flops = None
     uses_all = False
-
     has_failed = False
+
     try:
         if size:
             flops, uses_all = _count(job, _cut(few, size), size)
@@ -207,8 +222,10 @@ def _count(job: Job, batch: Any, size: int) -> tuple[ModelFlops | None, bool]:
                 module.training = False
 
         def compute_loss() -> Tensor:
+            """The loss of the batch; what its graph reaches is noted."""
             with job.autocast:
                 total = loss_function(task)(job.model, batch).total
+
             # What a backward pass in Python reaches (reentrant checkpointing) is not in its graph.
             unreached.difference_update(_reached(total))
             return total
@@ -235,6 +252,7 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
     with dry_run(job) as task:
 
         def compute_loss() -> Tensor:
+            """The loss of the batch; raises if the ranks use different parameters for it."""
             with job.autocast, sharded.use.compared(job.ddp.host), _gathered(job.model) as gathered:
                 total: Tensor = job.applied(loss_function(task), batch).total
 
@@ -242,6 +260,7 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
                 reached = _reached(total)
                 unused = [name for name in gathered if id(gathered[name]) not in reached]
                 what = _differing_use(job, sorted(unused))
+
                 if what is not None:
                     raise UsageError(what, next_step=unused_advice())
 
@@ -254,6 +273,7 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
         except RuntimeError as error:
             if OUTSIDE_FORWARD not in str(error):
                 raise
+
             return None  # the first step reports it
 
     sharded.use.learn()
@@ -274,6 +294,7 @@ def _gathered(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     parameters: dict[str, Tensor] = {}
 
     def keep(block: nn.Module, _: Any, *, prefix: str) -> None:
+        """torch calls it before each block: its parameters are whole now."""
         for name, parameter in block.named_parameters(prefix):
             if parameter.requires_grad and not is_shard(parameter):
                 parameters[name] = parameter
@@ -297,13 +318,15 @@ def _differing_use(job: Job, unused: list[str]) -> str | None:
     hosts, unused_by_rank = zip(*gather_json([job.ddp.host, unused]), strict=True)
     if all(names == unused_by_rank[0] for names in unused_by_rank):
         return None
+
     texts = [join_names(names, most=NAMED) or "none" for names in unused_by_rank]
     return f"the parameters that the loss does not use differ across ranks: {by_rank(texts, hosts)}"
 
 
 def check_few_samples(job: Job, once: Any, size: int) -> None:
     """Collective: refuse a mean, by the loss of some samples and of the same samples twice, in
-    evaluation mode. Batches that cannot be concatenated, or fail, are not checked."""
+    evaluation mode: a sum doubles, a mean stays. Batches that cannot be concatenated, or fail, are
+    not checked."""
     if size < 2 or not job.task.check_mean:
         return
 
@@ -315,14 +338,16 @@ def check_few_samples(job: Job, once: Any, size: int) -> None:
 
     twice = pytree.tree_map_only(Tensor, lambda leaf: torch.cat([leaf, leaf]), once)
     second = _try_loss(job, twice)
-    if second is not None and is_a_mean(_numbers(first, size), _numbers(second, 2 * size)):
-        name = type(job.task).__name__
-        raise UsageError(
-            f"{name}.loss() returns a mean, but Loss takes a sum: {first.total.item():.4g} for {size} samples, and "
-            f"{second.total.item():.4g} for the same samples twice. It would be divided by the number of samples again",
-            next_step='return Loss.mean(value, count), or use reduction="sum"; if it is a sum, set check_mean = False '
-            f"in {name}",
-        )
+    if second is None or not is_a_mean(_numbers(first, size), _numbers(second, 2 * size)):
+        return
+
+    name = type(job.task).__name__
+    raise UsageError(
+        f"{name}.loss() returns a mean, but Loss takes a sum: {first.total.item():.4g} for {size} samples, and "
+        f"{second.total.item():.4g} for the same samples twice. It would be divided by the number of samples again",
+        next_step='return Loss.mean(value, count), or use reduction="sum"; if it is a sum, set check_mean = False '
+        f"in {name}",
+    )
 
 
 def _try_loss(job: Job, batch: Any) -> LossParts | None:
@@ -338,11 +363,12 @@ def _try_loss(job: Job, batch: Any) -> LossParts | None:
         # If it failed on this rank alone, the others wait for it in a sharded model's forward pass.
         if job.sharded is not None and OUTSIDE_FORWARD not in str(error):
             raise
+
         return None
 
 
 def _numbers(loss: LossParts, size: int) -> tuple[float, float]:
-    """Total and weight."""
+    """Total and weight, as numbers of the host."""
     return float(loss.total.detach()), float(size if loss.weight is None else loss.weight)
 
 

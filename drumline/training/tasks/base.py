@@ -237,6 +237,7 @@ class Task:
         self._log(name, value)
 
     def _must_define(self, method: str, job: str) -> NoReturn:
+        """The error about a task without this method."""
         name = type(self).__name__
         raise UsageError(
             f"{name} does not define {method}()", next_step=f"add {method}() to {name}: {job}"
@@ -244,6 +245,7 @@ class Task:
 
 
 def _check_is_sum(value: object, name: str) -> None:
+    """Refuse a loss that has a value for each sample."""
     if not isinstance(value, Tensor):
         raise UsageError(
             f"Loss.{name} is a {type(value).__name__}, not a tensor",

@@ -70,6 +70,7 @@ class GPT(nn.Module):
         super().__init__()
         self.context = context
         self.activation_checkpointing = activation_checkpointing
+
         self.token_embedding = NormalEmbedding(vocab_size, width)
         self.position_embedding = NormalEmbedding(context, width)
         self.dropout = nn.Dropout(dropout)
@@ -128,6 +129,8 @@ class NormalLinear(nn.Linear):
 
 
 class NormalEmbedding(nn.Embedding):
+    """An embedding whose weights begin as those of the linear layers."""
+
     def init_weights(self) -> None:
         nn.init.normal_(self.weight, std=STD)
 
@@ -158,7 +161,9 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Of hidden states [N, T, W], the same shape."""
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden)))
+
         # The tanh form, as in GPT-2; on a CPU it is also twice as fast.
         expanded = functional.gelu(self.mlp_in(self.mlp_norm(hidden)), approximate="tanh")
         outputs: Tensor = hidden + self.dropout(self.mlp_out(expanded))
@@ -179,10 +184,12 @@ class CausalAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
+
         self.query_key_value = NormalLinear(width, 3 * width)
         self.out = NormalLinear(width, width, std=residual_std)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Of hidden states [N, T, W], the same shape."""
         batch, length, width = hidden.shape
         # [N, T, 3 W] -> three of [N, heads, T, W / heads]
         split = self.query_key_value(hidden).view(batch, length, 3, self.heads, width // self.heads)
@@ -216,6 +223,7 @@ class MiniResNet(nn.Module):
         super().__init__()
         self.in_channels = in_channels
         self.activation_checkpointing = activation_checkpointing
+
         self.stem = _convolution(in_channels, widths[0])
         self.stem_norm = nn.BatchNorm2d(widths[0])
 
@@ -274,7 +282,8 @@ class BasicBlock(nn.Module):
 def _apply_blocks(
     blocks: nn.ModuleList, hidden: Tensor, policy: bool | str, *, draws_random: bool
 ) -> Tensor:
-    """One block after the other, those of the policy with activations that are computed again."""
+    """One block after the other, those of the policy with activations that are computed again.
+    `policy`: of `activation_checkpointing`, or False outside training."""
     for number, block in enumerate(blocks):
         if policy and is_recomputed(policy, number):
             hidden = recomputed(block, hidden, draws_random=draws_random)
@@ -284,11 +293,13 @@ def _apply_blocks(
 
 
 def _convolution(in_channels: int, channels: int, *, stride: int = 1) -> nn.Conv2d:
+    """A 3x3 convolution that keeps the size, but for its stride."""
     # No bias: the BatchNorm that follows would cancel it.
     return nn.Conv2d(in_channels, channels, kernel_size=3, stride=stride, padding=1, bias=False)
 
 
 def _initialise(module: nn.Module) -> None:
+    """Initial weights of one module; called for all."""
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     elif isinstance(module, nn.Linear):
@@ -305,7 +316,12 @@ _builders: dict[str, Callable[..., nn.Module]] = {"gpt": GPT, "mini_resnet": Min
 
 
 def register_model(name: str) -> Callable[[Builder], Builder]:
-    """Register a class or function that builds a model under a name."""
+    """Register a class or function that builds a model under a name, which `--model.name` then
+    accepts:
+
+        @register_model("my_net")
+        def build(*, in_channels: int, num_classes: int, depth: int = 3) -> nn.Module: ...
+    """
 
     def decorate(builder: Builder) -> Builder:
         if name in _builders:
@@ -329,12 +345,11 @@ def build_model(
     settings: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> nn.Module:
-    """The model called `name`.
+    """The model called `name`: `gpt`, `mini_resnet`, a registered one, or a class of the user's.
 
     It is given those `facts` of the data (channels, classes, vocabulary) and `settings` of the
     config that its signature names; a fact overrides a setting. It must accept all `options`, which
-    override both.
-    """
+    override both."""
     builder = find_named("model", name, _builders)
     model = build_accepted(builder, {**settings, **facts}, options=options, what=f"model {name!r}")
     if not isinstance(model, nn.Module):
@@ -353,10 +368,12 @@ class ConfiguredTask(Task):
     """The dataset is `data.name`, the model is `model.name`, made to fit it."""
 
     def model(self) -> nn.Module:
+        """The model of `model.name`, given what the training data is like."""
         settings = dict(vars(self.config.model))
         name = settings.pop("name")
         options = settings.pop("options")
         del settings["init"], settings["init_strict"]  # the engine's
+
         data = self.train_data()
         facts = {fact: getattr(data, fact) for fact in _FACTS if hasattr(data, fact)}
 
@@ -370,6 +387,7 @@ class ConfiguredTask(Task):
 
     @cached_property
     def _train_data(self) -> Any:
+        """Read once, though the engine and the model both ask."""
         # Read once, though the engine and the model both ask.
         return self._build_data("train")
 
@@ -385,6 +403,7 @@ class ImageClassification(ConfiguredTask):
     higher_is_better = True
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        """The sum of the cross entropy over the images, and how many are right."""
         images, labels = batch
         scores = model(images)
         if scores.dim() != 2:
@@ -403,6 +422,7 @@ class LanguageModel(ConfiguredTask):
     """Cross entropy per token, and perplexity. A batch is (tokens, the token that follows each)."""
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        """The sum over samples of the mean cross entropy of their tokens."""
         tokens, following = batch
         scores = model(tokens)
         if scores.dim() != 3:
@@ -419,9 +439,11 @@ class LanguageModel(ConfiguredTask):
         return Loss(total / following.shape[1])
 
     def num_tokens(self, batch: tuple[Tensor, Tensor]) -> int:
+        """For the speed in tokens."""
         return batch[0].numel()
 
     def report(self, means: dict[str, float]) -> dict[str, float]:
+        """Adds the perplexity; infinite where it would be too large for a float."""
         loss = means["loss"]
         return {**means, "perplexity": math.inf if loss > 700 else math.exp(loss)}
 
@@ -464,7 +486,8 @@ def dataset_for(config: Config, name: str, split: Split) -> Any:
 
 
 def build_dataset(name: str, **settings: Any) -> Any:
-    """The dataset of that name, given those settings that it accepts."""
+    """The dataset of that name, given those settings that it accepts. Others are left out: not
+    every dataset has classes."""
     return build_accepted(
         find_named("dataset", name, DATASETS),
         settings,
@@ -483,8 +506,8 @@ BUILT_IN: Mapping[str, type[Task]] = {
 
 
 def load_task(spec: str) -> type[Task]:
-    """The task class of a built-in name, `path/to/file.py:ClassName` or
-    `package.module:ClassName`."""
+    """The task class of a built-in name, `path/to/file.py:ClassName` or `package.module:ClassName`.
+    The user's code is imported here."""
     # the user's imports may load torch's compiler, which chooses its cache then
     use_private_cache()
     task: type[Any] = find_named("task", spec, BUILT_IN)
@@ -498,7 +521,7 @@ def load_task(spec: str) -> type[Task]:
 
 
 def check_constructor(task: type[Task]) -> None:
-    """Refuse a class that cannot be made from the settings of a run."""
+    """Refuse a class that cannot be made from the settings of a run, before one is made."""
     try:
         inspect.signature(task).bind(Config())
     except TypeError:
@@ -513,7 +536,7 @@ def check_constructor(task: type[Task]) -> None:
 
 def uncalled_methods(task: type[Task]) -> Iterator[str]:
     """A message for each method that looks like another library's and that the task does not call
-    itself."""
+    itself: `MyTask.training_step() is never called: ...`."""
     methods: dict[str, Any] = {}
     for task_class in reversed(task.__mro__):
         if issubclass(task_class, Task) and not task_class.__module__.startswith("drumline."):
@@ -550,6 +573,7 @@ def unused_settings(task: type[Task], config: Config) -> frozenset[str]:
         return frozenset()
 
     def is_unused(path: str) -> bool:
+        """Whether the built-in parts alone would read this setting, and nobody has set it."""
         field = FIELDS[path]
         is_default = attrgetter(path)(config) == field.default and path not in task.defaults
         return field.scope.of_built_ins and is_default
@@ -558,7 +582,8 @@ def unused_settings(task: type[Task], config: Config) -> frozenset[str]:
 
 
 def resolve_task(spec: str, task: type[Task], layers: Layers) -> Config:
-    """Stage 2 of the settings: the config of a run of this task."""
+    """Stage 2 of the settings: the config of a run of this task, with its defaults and its own
+    fields."""
     defaults = PRESETS[spec].defaults if spec in PRESETS else task.defaults
     fields_of_task = {} if spec in PRESETS else task_fields(task, Task)
     return resolve(layers, defaults, task=task.__name__, task_fields=fields_of_task)

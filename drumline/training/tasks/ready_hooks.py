@@ -1,5 +1,9 @@
 """Hooks for what most people need: an average of the weights, early stopping, unfreezing, samples
-in the log."""
+in the log.
+
+    def hooks(self):
+        return [drumline.EMA(0.999), drumline.EarlyStopping("accuracy", patience=5)]
+"""
 
 from __future__ import annotations
 
@@ -50,6 +54,7 @@ class EMA(Hook):
 
     @torch.no_grad()
     def start(self, run: Run) -> None:
+        """Begin with the weights, or continue with the average of the checkpoint."""
         self._places = _places(run.model)
         with run.shared_weights():
             now = dict(zip(self._places, self._now(), strict=True))
@@ -69,6 +74,7 @@ class EMA(Hook):
 
     @torch.no_grad()
     def after_step(self, run: Run) -> None:
+        """Add the weights of this step to the average."""
         averages = []
         weights = []
         with run.shared_weights():
@@ -83,12 +89,14 @@ class EMA(Hook):
 
     @torch.no_grad()
     def before_evaluation(self, run: Run) -> None:
+        """Put the average in the place of the weights."""
         self._trained = [tensor.clone() for tensor in self._now()]
         for tensor, average in zip(self._now(), self.average.values(), strict=True):
             tensor.copy_(average)
 
     @torch.no_grad()
     def after_evaluation(self, run: Run) -> None:
+        """Continue with the weights as trained."""
         for tensor, trained in zip(self._now(), self._trained, strict=True):
             tensor.copy_(trained)
         self._trained = []
@@ -100,12 +108,14 @@ class EMA(Hook):
         self.average = dict(state["average"])
 
     def _now(self) -> list[Tensor]:
-        """As they are at this moment: a forward pass may replace a buffer."""
+        """The tensors that are averaged, as they are at this moment: a forward pass may replace a
+        buffer."""
         return [tensors[name] for tensors, name in self._places.values()]
 
 
 def _places(model: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
-    """By name: where the modules keep the tensors that a checkpoint holds."""
+    """By name: where the modules keep the tensors that a checkpoint holds. A place is a module's
+    dict of tensors, and the key in it."""
     places = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         holders: list[dict[str, Any]] = [live_parameters(module), live_buffers(module)]
@@ -116,6 +126,7 @@ def _places(model: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
 
 
 def _average_type(tensor: Tensor) -> torch.dtype:
+    """The type of an average: 16 bits would lose small changes."""
     is_short = tensor.is_floating_point() and tensor.element_size() < 4
     return torch.float32 if is_short else tensor.dtype
 
@@ -151,6 +162,7 @@ class EarlyStopping(Hook):
         """Evaluations since the best."""
 
     def start(self, run: Run) -> None:
+        """Decide which values are better, and refuse a metric where that is unknown."""
         if self._higher_is_better is None and self._metric == run.task.best_metric:
             self._higher_is_better = run.task.higher_is_better
 
@@ -167,6 +179,8 @@ class EarlyStopping(Hook):
             )
 
     def after_evaluation(self, run: Run) -> None:
+        """Compare the metric with the best so far, and end the run if it has not improved for too
+        long."""
         value = run.metrics.get(self._metric)
         if not isinstance(value, int | float):
             numbers = [name for name in run.metrics if isinstance(run.metrics[name], int | float)]
@@ -211,6 +225,7 @@ class Unfreeze(Hook):
         self._parameters: list[nn.Parameter] = []
 
     def start(self, run: Run) -> None:
+        """Check the names, and freeze the parameters, unless their step is over."""
         _check_can_unfreeze(run)
         parameters = dict(run.model.named_parameters())
         for prefix in self._prefixes:
@@ -233,11 +248,13 @@ class Unfreeze(Hook):
         self._set(run.step >= self._at_step)
 
     def after_step(self, run: Run) -> None:
+        """Unfreeze at the step."""
         if run.step == self._at_step:
             self._set(True)
             begin_momentum(run.optimizer, self._parameters)
 
     def _set(self, is_trained: bool) -> None:
+        """Whether the parameters get gradients from now on."""
         for parameter in self._parameters:
             parameter.requires_grad_(is_trained)
 
@@ -260,8 +277,9 @@ def begin_momentum(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> 
 
 
 def _check_can_unfreeze(run: Run) -> None:
-    """DDP fixes at its first step which parameters have gradients (a static graph is refused with
-    the option that allows others); captured steps are left out."""
+    """Refuse settings under which ranks would wait for frozen parameters. DDP fixes at its first
+    step which parameters have gradients (a static graph is refused with the option that allows
+    others); captured steps are left out."""
     dist = run.config.dist
     if dist.mode != "ddp":
         return
@@ -303,6 +321,7 @@ class LogSamples(Hook):
             self._log(run)
 
     def _log(self, run: Run) -> None:
+        """Predict, and log one value, or several as NAME/0, NAME/1, ..."""
         batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(run.device), self._batch)
         with (
             evaluation_mode(run.task, run.model),
