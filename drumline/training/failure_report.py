@@ -1,5 +1,11 @@
 """How a rank reports its failure: to its launcher, and once for the job on the screen. A traceback
-of the user's code begins at the user's line."""
+of the user's code begins at the user's line.
+
+    drumline: error: rank 3 on gpu-02 crashed at step 1841: ValueError: label 7 is out of range
+
+The rank that was first prints such a line; the others, which fail because of it, add to their logs
+that they have stopped.
+"""
 
 from __future__ import annotations
 
@@ -123,6 +129,7 @@ def _print_once(
         text = describe_failure(error, place, run=run)
         if not (is_log_shown and _append(log_file, text)):
             show(text, end="", stream=screen())
+
         return
 
     line = paragraph(f"{place.clause('stopped')} because {first.sentence}")
@@ -146,7 +153,8 @@ def can_restart(error: BaseException, *, has_checkpoint: bool) -> bool:
 
 
 def full_disk(error: BaseException, run: Path | None) -> str:
-    """The folder whose disk is full, if that is the cause; else empty."""
+    """The folder whose disk is full, or whose quota is used up, if that is the cause; else
+    empty."""
     for cause in _causes(error):
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             folder = run or Path()
@@ -157,7 +165,7 @@ def full_disk(error: BaseException, run: Path | None) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that it was raised from."""
+    """The error, and those that it was raised from, the latest first."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -165,7 +173,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether it is this rank's own error, and not a result of another process's exit."""
+    """Whether it is this rank's own error, and not a result of another process's exit, as
+    `Connection reset by peer` in a collective is."""
     if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
         return True
 
@@ -196,7 +205,7 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
 
 
 def _record_of(error: BaseException, place: Place) -> ErrorRecord:
-    """For the Python program that has started this, if one has."""
+    """The error as data, for the Python program that has started this, if one has."""
     if isinstance(error, DrumlineError):
         return ErrorRecord(error.what, error.next_step, error.place)
     return ErrorRecord(summary(error), None, place, "\n".join(users_traceback(error)))
@@ -204,7 +213,13 @@ def _record_of(error: BaseException, place: Place) -> ErrorRecord:
 
 def users_traceback(error: BaseException) -> list[str]:
     """Its lines, from the first frame of the user's code on, without those of Drumline, torch and
-    Python but for the last one; all of them where no frame is the user's."""
+    Python but for the last one; all of them where no frame is the user's.
+
+        Traceback (most recent call last):
+          (14 frames of Drumline, torch and Python left out)
+          File "my_task.py", line 31, in loss
+            return Loss(functional.cross_entropy(scores, labels, reduction="sum"))
+    """
     report = traceback.TracebackException.from_exception(error)
     num_left_out = 0
 
@@ -222,7 +237,8 @@ def users_traceback(error: BaseException) -> list[str]:
 
 
 def _leave_out(report: traceback.TracebackException) -> int:
-    """Returns how many frames."""
+    """Reduce a traceback to the user's frames and the last one. Returns how many frames are left
+    out."""
     frames = list(report.stack)
     shown_frames = [
         frame for frame in frames if is_users_file(frame.filename) or frame is frames[-1]
@@ -251,7 +267,7 @@ def _explained(error: BaseException, place: Place, run: Path) -> BaseException:
 
 
 def _append(log_file: Path | None, text: str) -> bool:
-    """Returns whether it could be written."""
+    """Add to a log file. Returns whether it could be written: the disk may be full."""
     if log_file is None:
         return False
 
@@ -263,7 +279,7 @@ def _append(log_file: Path | None, text: str) -> bool:
 
 @contextmanager
 def explain_out_of_memory(config: Config, job: Job) -> Iterator[None]:
-    """Name the setting that needs less memory."""
+    """In it an error of the GPU's memory names the setting that needs less."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -295,7 +311,8 @@ def out_of_memory(
 
 
 def _hold_less(mode: str, world_size: int) -> str:
-    """The model, its gradients and the optimizer's state, however small the batch is."""
+    """The setting with which a GPU holds less of the model, its gradients and the optimizer's
+    state, however small the batch is."""
     if mode == "fsdp" and world_size > 1:
         return "--dist.offload_optimizer, more GPUs or a smaller model"
 
@@ -307,7 +324,7 @@ def _hold_less(mode: str, world_size: int) -> str:
 
 
 def _compute_less(job: Job, config: Config) -> str:
-    """Half of the largest micro-batch."""
+    """The setting with which a GPU computes less at a time: half of the largest micro-batch."""
     at_once = max(span.size for span in spans_of_full_batch(job.loader.sharding))
     if at_once <= 1:
         return (

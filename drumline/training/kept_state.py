@@ -4,6 +4,11 @@ how the next group continues from it.
 All ranks of the next group compare how far they are. The furthest one is the source: a node that
 joins gets the run's state from it, and a replica that did not see the end of a round the shared
 weights. Nothing is read from a disk.
+
+    keep_state        each rank by itself: a copy of its state on the host; then the job and the group are freed
+    compare_group     in the next group, before the job is built: how far each rank is
+    restore_kept      when it is built: each rank gets what it lacks, and a round that did not end is repeated
+    report_regrouped  after the first step: who was lost or joined
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ SHARED_FILES = {"model", OUTER_FILE}
 
 @dataclass(frozen=True)
 class KeptState:
-    """Of one rank, on the host."""
+    """What the next group needs of one rank, on the host."""
 
     position: dict[str, Any]
     """What all ranks of the next group get, as JSON: how far this one is (`step`, `cursor`,
@@ -64,7 +69,8 @@ class KeptState:
 
 @dataclass(frozen=True)
 class GroupState:
-    """How far the ranks of the next group are, and who has what."""
+    """How far the ranks of the next group are, and who has what. The same on every rank, so that
+    all of them decide alike."""
 
     positions: Mapping[int, Mapping[str, Any]]
     """Of each rank that was in the group before (`KeptState.position`), in their order; the others
@@ -96,11 +102,12 @@ class GroupState:
 
     @property
     def furthest(self) -> Mapping[str, Any]:
-        """The position of the rank that is furthest."""
+        """The position of the rank that is furthest: the run continues from there."""
         return self.positions[self.source_of(0)]
 
     @property
     def facts(self) -> RunFacts:
+        """What the run's checkpoints record (`RunFacts`), a copy."""
         return dict(self.furthest["facts"])
 
     @property
@@ -126,7 +133,8 @@ class GroupState:
             )
 
     def lacks(self, rank: int) -> str:
-        """What this rank needs from its source: `all`, the `shared` weights, or nothing."""
+        """What this rank needs from its source: `all`, the `shared` weights, or nothing. A rank
+        that has just joined has nothing yet."""
         if rank not in self.positions:
             return "all"
         if self.positions[rank]["finished_at"] == self.furthest["finished_at"]:
@@ -135,7 +143,8 @@ class GroupState:
 
 
 def check_continues(job: Job) -> None:
-    """Refuse what could not continue without a node."""
+    """Refuse what could not continue without a node: a model that several nodes hold together, and
+    data whose position is on one node alone."""
     size = job.ddp.local_world_size
     if job.sharded is not None and job.sharded.plan.num_shards != size:
         raise UsageError(
@@ -153,7 +162,8 @@ def check_continues(job: Job) -> None:
 
 
 def keep_state(context: RunContext, facts: RunFacts, saver: Saver) -> KeptState:
-    """What this rank has when its group ends. Not collective: other ranks are lost."""
+    """What this rank has when its group ends. Not collective: other ranks are lost. It is copied to
+    the host, since the tensors of the job are freed with it."""
     job = context.job
     progress = context.progress
     rng = capture_rng(job.ddp.device)
@@ -201,7 +211,7 @@ def _copy_to_host(context: RunContext) -> Snapshot:
 
 def compare_group(kept_state: KeptState | None, ddp: RunManager, *, is_sharded: bool) -> GroupState:
     """Collective: how far the ranks of this group are. `is_sharded`: the ranks of a node hold one
-    model."""
+    model, so a rank can only get its shard from the same rank of another node."""
     gathered = gather_json(None if kept_state is None else kept_state.position)
     positions = {rank: position for rank, position in enumerate(gathered) if position is not None}
     return GroupState(positions, ddp.local_world_size if is_sharded else 1)
@@ -225,14 +235,17 @@ def check_newest(root: Path, group: GroupState) -> None:
 
 def restore_kept(context: RunContext, group: GroupState, kept_state: KeptState | None) -> None:
     """Collective: continue with the job that was built for this group, and repeat a round that did
-    not end."""
+    not end. `kept_state`: None on a rank that has just joined."""
     job = context.job
     snapshot = _as_shards(_send_what_is_lacking(group, kept_state, job), job)
     saved = state.restore(snapshot, job.model, job.optimizer, scaler=job.scaler)
     use_own_settings(job, saved.get("group_state"))
+
     progress = group.progress
-    for name in ("step", "cursor", "saved_step", "metrics"):
-        setattr(context.progress, name, getattr(progress, name))
+    context.progress.step = progress.step
+    context.progress.cursor = progress.cursor
+    context.progress.saved_step = progress.saved_step
+    context.progress.metrics = progress.metrics
 
     job.loader.cursor = progress.cursor
     context.hooks.restore(snapshot)
@@ -267,12 +280,33 @@ def _restore_replica(
 
 def report_regrouped(context: RunContext, group: NodeGroup, kept_state: KeptState | None) -> None:
     """After the first step of a group: who was lost or joined, and for how long this rank was
-    paused."""
-    paused_s = None if kept_state is None else time.monotonic() - kept_state.left_at
-    step = context.progress.step - 1
-    lost = [node for node in group.lost if node not in group.joined]
-    texts = []
+    paused.
 
+        {"kind": "regrouped", "step": 120, "lost": ["gpu-02"], "joined": [], "nodes": ["gpu-01", "gpu-03"],
+         "seconds": 1.4, "message": "gpu-02 was lost by step 120; the others continue (paused 1.4 s)"}
+    """
+    step = context.progress.step - 1
+    message = _describe_change(group, step)
+    paused_s = None
+    if kept_state is not None:
+        paused_s = time.monotonic() - kept_state.left_at
+        message += f" (paused {duration(paused_s)})"
+
+    context.reporter.report(
+        "regrouped",
+        step=step,
+        lost=list(group.lost),
+        joined=list(group.joined),
+        nodes=[str(node) for node in group.members],
+        seconds=paused_s,
+        message=message,
+    )
+
+
+def _describe_change(group: NodeGroup, step: int) -> str:
+    """`gpu-02 was lost by step 120; the others continue`."""
+    texts = []
+    lost = [node for node in group.lost if node not in group.joined]
     if lost:
         verb = "was" if len(lost) == 1 else "were"
         texts.append(f"{join_names(lost)} {verb} lost by step {step}; the others continue")
@@ -283,18 +317,9 @@ def report_regrouped(context: RunContext, group: NodeGroup, kept_state: KeptStat
         )
 
     if not texts:
-        texts = [f"the same nodes continue after step {step}: a connection between them was lost"]
+        return f"the same nodes continue after step {step}: a connection between them was lost"
 
-    paused = "" if paused_s is None else f" (paused {duration(paused_s)})"
-    context.reporter.report(
-        "regrouped",
-        step=step,
-        lost=list(group.lost),
-        joined=list(group.joined),
-        nodes=[str(node) for node in group.members],
-        seconds=paused_s,
-        message=f"{'; '.join(texts)}{paused}",
-    )
+    return "; ".join(texts)
 
 
 def _send_what_is_lacking(group: GroupState, kept_state: KeptState | None, job: Job) -> Snapshot:
@@ -337,11 +362,12 @@ def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:
 
     def shard(name: str, part: Tensor) -> Tensor:
         """The tensor of this name, as a shard if its parameter is one."""
-        names = (name, *name.split("/"))
-        parameter = next((parameters[name] for name in names if name in parameters), None)
-        if parameter is None or own_part(parameter).shape != part.shape:
-            return part
-        return like_shard(parameter, part.to(own_part(parameter).device))
+        for parameter_name in (name, *name.split("/")):
+            parameter = parameters.get(parameter_name)
+            if parameter is not None and own_part(parameter).shape == part.shape:
+                return like_shard(parameter, part.to(own_part(parameter).device))
+
+        return part
 
     shards: dict[str, Mapping[str, Tensor]] = {}
     for file, tensors in snapshot.tensors.items():

@@ -3,6 +3,10 @@ the start and at the end of a run; and the notices of the sidecars.
 
 Rank 0 shows the run on the screen. The other ranks write to their own log files, and use the screen
 only for a failure.
+
+                events                     print, and C++ libraries
+    rank 0      file, log, screen          screen
+    the others  file; warnings in the log  log
 """
 
 from __future__ import annotations
@@ -52,10 +56,11 @@ _screen: TextIO | None = None
 
 def divert_output(path: Path) -> None:
     """Redirect everything that this process prints, including C++ libraries, to a file; `screen` is
-    for failures."""
+    for failures. For the ranks other than 0."""
     global _screen
     undo_divert()
     _screen = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors="backslashreplace")
+
     log_file = descriptor_of(path, APPEND)
     _print_to(log_file)
     os.close(log_file)
@@ -75,12 +80,13 @@ def _print_to(descriptor: int) -> None:
     meant to."""
     sys.stdout.flush()
     sys.stderr.flush()
+
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
 
 
 def screen() -> TextIO:
-    """The user's screen, also after `divert_output`."""
+    """The user's screen, also after `divert_output`: where a failure is shown."""
     return _screen or sys.stderr
 
 
@@ -89,11 +95,15 @@ def open_reporter(
     config: Config, folder: RunFolder, ddp: RunManager, progress: Progress
 ) -> Iterator[Reporter]:
     """A reporter for one run on one rank. Warnings of the package's logger become events, and so
-    does an error that leaves the block."""
+    does an error that leaves the block.
+
+    Rank 0's events go to its file, its log, the screen and the trackers; those of the others to
+    their own files, and their warnings to their logs."""
     with ExitStack() as stack:
         log_file = stack.enter_context(open_log(folder.log_file(ddp.rank)))
         plain = make_display("plain", log_file)
         events = stack.enter_context(closing(EventLog(folder.event_file(ddp.rank))))
+
         sinks: list[Sink] = [events]
 
         if ddp.is_main_process():
@@ -102,6 +112,7 @@ def open_reporter(
             sinks.append(lambda event: plain(event) if event["kind"] == "warning" else None)
 
         reporter = stack.enter_context(Reporter(sinks, rank=ddp.rank, host=ddp.host))
+
         handler = logging.Handler(logging.WARNING)
         handler.emit = lambda record: reporter.report("warning", message=record.getMessage())  # type: ignore[method-assign]
         log.logger.addHandler(handler)
@@ -145,15 +156,13 @@ def _trackers(config: Config, folder: RunFolder, reporter: Reporter) -> list[Tra
 
 def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO) -> Display:
     """The display for a stream; `auto` is live on a terminal that can move its cursor, and plain
-    elsewhere."""
+    elsewhere. `none` shows nothing."""
     if mode == "none":
         return Display()
     if stream is sys.stdout and is_wrapped():
         return JsonDisplay(stream)
     if mode == "plain" or (mode == "auto" and not stream.isatty()):
         return PlainDisplay(stream)
-
-    assert mode in ("live", "auto"), mode
 
     # the plain display does not need rich
     from drumline.metrics.live import LiveDisplay
@@ -165,7 +174,10 @@ def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO)
 @dataclass
 class StartClock:
     """Divides the time from the command to the end of the first step into parts: each stage of the
-    start marks its end. Later steps do not use it."""
+    start marks its end. Later steps do not use it.
+
+        {"launcher": 0.4, "python and torch": 2.1, "folder": 0.1, "data": 0.3, "model": 0.8, ...}
+    """
 
     began: float = field(default_factory=now)
     since: str = "rank"
@@ -176,8 +188,8 @@ class StartClock:
 
     def mark(self, part: str) -> None:
         """All time since the last mark belongs to this part."""
-        past = sum(self.parts.values())
-        self.parts[part] = self.parts.get(part, 0.0) + now() - self.began - past
+        since_last_mark = now() - self.began - sum(self.parts.values())
+        self.parts[part] = self.parts.get(part, 0.0) + since_last_mark
 
     def report(self, reporter: Reporter, *, step: int) -> None:
         """After the first step, once the device has finished it."""
@@ -189,12 +201,15 @@ class StartClock:
 
 
 def start_clock(environment: Mapping[str, str], *, is_alone: bool) -> StartClock:
-    """The clock of this rank, after its imports. `is_alone`: this process is the command."""
+    """The clock of this rank, after its imports. `is_alone`: this process is the command; otherwise
+    the environment has the time at which the command began, if one of ours has started this
+    rank."""
     process_began = process_start()
-    start = process_began if is_alone else command_start(environment)
-    clock = StartClock(
-        process_began if start is None else start, "rank" if start is None else "command"
-    )
+    command_began = process_began if is_alone else command_start(environment)
+
+    clock = StartClock(process_began)
+    if command_began is not None:
+        clock = StartClock(command_began, since="command")
 
     if clock.began < process_began:
         clock.parts["launcher"] = process_began - clock.began
@@ -204,17 +219,22 @@ def start_clock(environment: Mapping[str, str], *, is_alone: bool) -> StartClock
 
 
 def report_start(context: RunContext) -> None:
-    """The `start` event: what the run trains, on what, and for how long."""
+    """The `start` event: what the run trains, on what, and for how long. It is what the screen
+    shows first."""
     request = context.request
     job = context.job
     train = request.config.train
     world_size = job.ddp.world_size
-    per_epoch = job.loader.steps_per_epoch
-    total_steps = context.total_steps
 
+    total_steps = context.total_steps
     if context.progress.stopped is not None:
         # A hook has ended the run before its last step: that is not the length that was asked for.
         total_steps = max(total_steps, steps_of_settings(job, train, context.progress))
+
+    epochs = train.epochs
+    per_epoch = job.loader.steps_per_epoch
+    if not epochs and per_epoch:
+        epochs = -(-total_steps // per_epoch)
 
     context.reporter.report(
         "start",
@@ -233,13 +253,16 @@ def report_start(context: RunContext) -> None:
         precision=train.precision,
         lr=job.rates.peak,
         lr_rates=job.rates.num_rates,
-        epochs=train.epochs or (per_epoch and -(-total_steps // per_epoch)),
+        epochs=epochs,
         total_steps=total_steps,
     )
 
 
 def write_environment(context: RunContext) -> list[dict[str, Any]]:
-    """Collective: record the command, versions, hosts and devices. Returns the ranks."""
+    """Collective: record the command, versions, hosts and devices. Returns the ranks:
+
+    [{"rank": 0, "host": "gpu-01", "pid": 4711, "device": "NVIDIA H100", "gpu": "GPU-5c1e..."}, ...]
+    """
     ddp = context.job.ddp
     folder = context.folder
     this_rank: dict[str, Any] = {
@@ -272,18 +295,22 @@ def write_environment(context: RunContext) -> list[dict[str, Any]]:
 
 
 def notes_on_settings(job: Job, config: Config) -> Iterator[str]:
-    """What the settings make of the model, and those that have no effect."""
+    """What the settings make of the model, and those that have no effect: `recompute: 12 x Block`,
+    `shards: 12 x Block`."""
     dist = config.dist
     if config.model.activation_checkpointing and (blocks := recomputed_blocks(job.model)):
         yield f"recompute: {describe_blocks(blocks)}"
+
     if job.sharded is not None:
         yield f"shards: {job.sharded.describe_blocks()}"
+
     if dist.mode != "ddp" and job.ddp.world_size == 1:
         yield f"dist.mode {dist.mode} has no effect: one process holds the whole model"
 
 
 def write_settings(context: RunContext, history: list[Any]) -> None:
-    """Write `config.toml`, and the settings that changed during the run."""
+    """Write `config.toml`, with which `--config` repeats the run, and the settings that changed
+    during the run."""
     folder = context.folder
     header = f"drumline train {context.request.task} --config {folder.config_file}"
     left_out = unused_settings(type(context.job.task), context.config)
@@ -297,11 +324,13 @@ def write_settings(context: RunContext, history: list[Any]) -> None:
 
 
 def report_end(context: RunContext, notices: WatchNotices) -> None:
-    """The `end` event: the result, the mean speed, and the commands to type next."""
+    """The `end` event: the result, the mean speed, and the commands to type next. The commands are
+    those with which the user would continue: resume this run, or train on two nodes."""
     request = context.request
     task = context.job.task
     ddp = context.job.ddp
     throughput = context.throughput
+
     notices.report(context.reporter)
 
     next_commands: dict[str, str | None] = {"resume_command": None, "two_node_command": None}
@@ -337,15 +366,21 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
 
 
 class WatchNotices:
-    """Reports notices of the sidecars (stragglers, stalls). Their leader appends to a
-    file in the watch folder; rank 0 checks it with each log line, which costs one `stat`."""
+    """Reports notices of the sidecars (stragglers, stalls). Their leader appends to a file in the
+    watch folder; rank 0 checks it with each log line, which costs one `stat`:
+
+        {"kind": "straggler", "rank": 3, "host": "gpu-02", "what": ..., "message": ...}
+    """
 
     def __init__(self, folder: Path | None) -> None:
-        self._tail = None if folder is None else Tail(folder / NOTICES)
+        self._slow: dict[tuple[Any, Any], str] = {}
+        """By host and rank: the latest notice that it is slow."""
+
+        self._tail: Tail | None = None
         if folder is not None:
+            self._tail = Tail(folder / NOTICES)
             with suppress(OSError):
                 (folder / NOTICES).touch()  # if it exists, the sidecar does not print
-        self._slow: dict[tuple[Any, Any], str] = {}
 
     @property
     def stragglers(self) -> list[str]:
@@ -364,8 +399,10 @@ class WatchNotices:
             kind = notice["kind"]
             rank = notice.get("rank")
             host = notice.get("host")
+
             if kind in ("straggler", "stall"):
                 reporter.report(kind, message=notice["message"], about_rank=rank, about_host=host)
+
             if kind == "straggler":
                 self._slow[host, rank] = str(notice.get("what", ""))
 
@@ -375,22 +412,25 @@ class WatchNotices:
 
 def resume_command(arguments: Sequence[str], *, procs: int) -> str:
     """The command that resumes this run on the same number of ranks: without `--fresh`, with
-    `--procs` if needed."""
-    command = ["drumline", "train", *(word for word in arguments if word != "--fresh")]
-    has_procs = any(word.partition("=")[0] == "--procs" for word in command)
+    `--procs` if needed. `drumline train my_task.py:MyTask --optim.lr 0.1 --procs 2`."""
+    words = [word for word in arguments if word != "--fresh"]
+    has_procs = any(word.partition("=")[0] == "--procs" for word in words)
     if procs != 1 and not has_procs:
-        command += ["--procs", str(procs)]
-    return shlex.join(command)
+        words += ["--procs", str(procs)]
+
+    return shlex.join(["drumline", "train", *words])
 
 
 def two_node_command(task: str, arguments: Sequence[str], *, procs: int) -> str:
-    """The command for the same run on two machines, with this many ranks on each."""
+    """The command for the same run on two machines, with this many ranks on each: `drumline launch
+    --hosts HOST_A,HOST_B --procs 2 my_task.py:MyTask --optim.lr 0.1`."""
     words = []
     previous = ""
     for word in arguments:
         is_procs = "--procs" in (word, previous) or word.startswith("--procs=")
         if not is_procs and word != "--fresh":
             words.append(word)
+
         previous = word
 
     # `drumline launch` needs the task before its flags; `drumline train` takes it anywhere.

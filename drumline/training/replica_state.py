@@ -4,6 +4,10 @@ a node is lost (`--dist.on_lost_node continue`), and every replica's state in ch
 A checkpoint's model and optimizer are the shared weights and rank 0's optimizer, so that anything
 can load it. Beside them, `outer` is what the outer optimizer knows, and `replicas` what each
 replica has to itself.
+
+    model, optimizer  the shared weights, rank 0's optimizer
+    outer             the outer momentum; the shared weights, where the model's have fewer digits
+    replicas          by leader: its own weights and buffers, its optimizer, and the rounds in progress
 """
 
 from __future__ import annotations
@@ -64,6 +68,7 @@ class StepState:
         ones."""
         self._buffer_copies = self._buffers.keep(self._buffer_copies)
         self._extra_states = [deepcopy(module.get_extra_state()) for module in self._modules]
+
         self._sums = self._meter.keep()
         self._host_weight = self._meter.host_weight
 
@@ -96,6 +101,7 @@ def repeatable_step(inner: AnyStep, live: LiveNodes, job: Job) -> AnyStep:
     before = StepState(job.model, job.meter, job.ddp.device)
 
     def take(step: Step) -> None:
+        """The step; if it fails with a lost node, everything is as it was before."""
         before.keep()
         try:
             inner(step)
@@ -110,7 +116,8 @@ def repeatable_step(inner: AnyStep, live: LiveNodes, job: Job) -> AnyStep:
 def synced_step(
     inner: AnyStep, sync: OuterSync, context: RunContext, live: LiveNodes | None
 ) -> AnyStep:
-    """A step of a replica, and the rounds after it, which are collective."""
+    """A step of a replica, and the rounds after it, which are collective. A node that is lost in
+    its own step, or in a round, ends the group after this step."""
     progress = context.progress
     heartbeat = context.job.heartbeat
 
@@ -119,8 +126,10 @@ def synced_step(
         inner = repeatable_step(inner, live, context.job)
 
     def take(step: Step) -> None:
+        """The step, and the rounds after it."""
         inner(step)
         heartbeat.mark(BACKWARD)  # where the watchdog expects a rank to wait for others
+
         number = progress.step + 1
         is_last = number >= context.total_steps
 
@@ -169,6 +178,7 @@ def agreed_step(inner: AnyStep, live: LiveNodes, context: RunContext) -> AnyStep
         return all_sum(flag.fill_(value)).item()
 
     def take(step: Step) -> None:
+        """The step; at some of them the ranks agree whether to let a waiting node in."""
         repeatable(step)
         number = progress.step + 1
         try:
@@ -186,7 +196,7 @@ def agreed_step(inner: AnyStep, live: LiveNodes, context: RunContext) -> AnyStep
 
 def replica_state(job: Job) -> dict[str, Any] | None:
     """Collective: what the leader of a replica saves. Rank 0's optimizer is in the checkpoint
-    already."""
+    already; the other ranks of a replica save nothing."""
     if job.sync is None:
         return None
 

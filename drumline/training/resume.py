@@ -5,6 +5,12 @@ folder; of a sharded model every rank reads its own rows.
 Diagnoses of the sidecars are in `RUN/diagnoses`, each with the name of its launch.
 `RUN/watch/launch.json` has the name of this launch: rank 0 draws it at the first start and keeps it
 at a restart, with any launcher.
+
+    begin_launch     after a failure: refuse a restart that would fail again at the same step
+    find_newest      the newest complete checkpoint, and why newer ones are skipped
+    resume           restore it, unless the run has finished or its settings would have no effect
+    report_resume    what has changed since it was saved
+    report_recovery  after the first step: how long the failure has cost
 """
 
 from __future__ import annotations
@@ -72,6 +78,8 @@ class _SavedSettings(msgspec.Struct, rename={"optimizer": "optim.name"}):
 
 
 class _SavedFacts(msgspec.Struct):
+    """What a resumed run compares with its own settings."""
+
     task: str
     config: _SavedSettings
     world_size: int
@@ -79,11 +87,15 @@ class _SavedFacts(msgspec.Struct):
 
 
 class _SavedCursor(msgspec.Struct, forbid_unknown_fields=True):
+    """`Cursor`: where in the data the run is."""
+
     epoch: _Count
     position: _Count
 
 
 class _SavedStop(msgspec.Struct):
+    """Why a hook has ended the run before its last step, and how long it was then to be."""
+
     reason: str
     unit: str
     length: int
@@ -101,7 +113,12 @@ class _SavedProgress(msgspec.Struct):
 
 
 class _Launch(msgspec.Struct):
-    """`RUN/watch/launch.json`."""
+    """`RUN/watch/launch.json`:
+
+        {"launch": "6f2c0a...", "starts": [0, 1, 1], "refused": null}
+
+    Here the first start ended with one diagnosis, the second without one, and the third is on its
+    way."""
 
     launch: str
     """Its name."""
@@ -129,7 +146,7 @@ def begin_launch(folder: RunFolder, ddp: RunManager) -> dict[str, Any] | None:
 
 def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
     """On rank 0: `refusal` (what and next, or None), its `place`, and `failure`: the new one since
-    the last start."""
+    the last start. The number of diagnoses at this start is recorded for the next one."""
     launch = _read_launch(folder.launch_file) if is_restart else None
     launch = launch or _Launch(uuid.uuid4().hex, [])
     if launch.refused is not None:  # torchrun restarts anyway
@@ -137,12 +154,14 @@ def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
 
     diagnoses = diagnoses_of_launch(folder.diagnoses, launch.launch) if launch.starts else []
     launch.starts.append(len(diagnoses))
+
     of_starts = [diagnoses[begin:end] for begin, end in pairwise(launch.starts)]
     causes = [_first_cause(of_start) for of_start in of_starts if of_start]
 
+    has_new_failure = bool(of_starts and of_starts[-1])
     past: dict[str, Any] = {
         "refusal": check_same_step(causes, folder.diagnoses),
-        "failure": _failure_in(causes[-1]) if of_starts and of_starts[-1] else None,
+        "failure": _failure_in(causes[-1]) if has_new_failure else None,
     }
 
     if past["refusal"] is not None:
@@ -169,8 +188,11 @@ def diagnoses_of_launch(folder: Path, launch: str) -> list[DiagnosisRecord]:
 def _first_cause(of_start: Sequence[DiagnosisRecord]) -> DiagnosisRecord:
     """One start may have several diagnoses: in a network partition each side makes its own. The
     first is the cause, but for a kill of our own, which follows from another failure."""
-    causes = (record for record in of_start if record["diagnosis"]["cause"] != Cause.ENDED)
-    return next(causes, of_start[0])
+    for record in of_start:
+        if record["diagnosis"]["cause"] != Cause.ENDED:
+            return record
+
+    return of_start[0]
 
 
 def check_same_step(diagnoses: Sequence[DiagnosisRecord], folder: Path) -> tuple[str, str] | None:
@@ -185,10 +207,8 @@ def check_same_step(diagnoses: Sequence[DiagnosisRecord], folder: Path) -> tuple
 
     if last["action"] == "stop":
         at_step = "" if step is None else f" at step {step}"
-        return (
-            f"the run was stopped{at_step} and is not restarted: {last['diagnosis']['what']}",
-            next_step,
-        )
+        what = last["diagnosis"]["what"]
+        return f"the run was stopped{at_step} and is not restarted: {what}", next_step
 
     if step is None:
         return None
@@ -207,8 +227,10 @@ def check_same_step(diagnoses: Sequence[DiagnosisRecord], folder: Path) -> tuple
 
 
 def _failure_in(record: DiagnosisRecord) -> dict[str, Any]:
-    """The failure in a diagnosis. Times are Unix seconds; `rank` is None if it is the whole
-    host."""
+    """The failure in a diagnosis. Times are Unix seconds; `rank` is None if it is the whole host.
+
+    {"cause": ..., "rank": 3, "host": "gpu-02", "step": 1841, "failed_at": ..., "diagnosed_at": ...}
+    """
     diagnosis = record["diagnosis"]
     diagnosed_at = float(record["time"])
     return {
@@ -219,7 +241,11 @@ def _failure_in(record: DiagnosisRecord) -> dict[str, Any]:
 
 
 def report_recovery(failure: Mapping[str, Any], reporter: Reporter, *, step: int) -> None:
-    """Called after `step`, the first of this start, when the device has finished it."""
+    """Called after `step`, the first of this start, when the device has finished it.
+
+    {"kind": "recovered", "step": 1801, "cause": ..., "about_rank": 3, "about_host": "gpu-02", "seconds": 41.0,
+     "seconds_to_diagnosis": 4.0, "lost_steps": 41}
+    """
     lost_steps = None
     if failure["step"] is not None:
         lost_steps = max(0, failure["step"] - (step - 1))
@@ -261,27 +287,19 @@ class FoundCheckpoint:
 
 def find_newest(ddp: RunManager, root: Path) -> FoundCheckpoint | None:
     """Collective: the checkpoint to resume from; None: the run starts."""
-    answer: Any = None
-    if ddp.is_main_process():
-        newest, skipped = catalog.newest_valid(root, check_contents)
-        answer = {"skipped": [(str(checkpoint), reason) for checkpoint, reason in skipped]}
-        if newest is not None:
-            answer["path"] = str(newest)
-            answer["progress"] = catalog.read_document(newest, "progress")
-            answer["non_finite"] = catalog.check_sizes(newest).non_finite
-
+    answer: Any = _look_for_newest(root) if ddp.is_main_process() else None
     answer = broadcast_json(answer)
     skipped = answer["skipped"]
 
     path = answer.get("path")
-    if skipped and path is None:
+    if path is None:
+        if not skipped:
+            return None
+
         raise CheckpointError(
             f"none of the {len(skipped)} checkpoints in {root} is complete; the newest: {skipped[0][1]}",
             next_step="restore one from a backup, or start a new run with --fresh, which moves this one aside",
         )
-
-    if path is None:
-        return None
 
     saved = answer["progress"]
     progress = Progress(
@@ -294,15 +312,32 @@ def find_newest(ddp: RunManager, root: Path) -> FoundCheckpoint | None:
     return FoundCheckpoint(Path(path), saved["facts"], progress, skipped, answer["non_finite"])
 
 
+def _look_for_newest(root: Path) -> dict[str, Any]:
+    """On rank 0: what the others need to know of the newest checkpoint, and of those that were
+    skipped."""
+    newest, skipped = catalog.newest_valid(root, check_contents)
+    answer: dict[str, Any] = {
+        "skipped": [(str(checkpoint), reason) for checkpoint, reason in skipped]
+    }
+
+    if newest is not None:
+        answer["path"] = str(newest)
+        answer["progress"] = catalog.read_document(newest, "progress")
+        answer["non_finite"] = catalog.check_sizes(newest).non_finite
+
+    return answer
+
+
 def check_contents(path: Path) -> None:
     """Check what checksums do not show: whoever wrote them may have written anything."""
     snapshot = store.read(path)
+    has_tensors = {"model", "optimizer", "rng"} <= snapshot.tensors.keys()
     has_documents = all(
         isinstance(snapshot.documents.get(name), dict)
         for name in ("model", "optimizer", "progress")
     )
 
-    if not {"model", "optimizer", "rng"} <= snapshot.tensors.keys() or not has_documents:
+    if not has_tensors or not has_documents:
         raise CorruptCheckpointError(
             path, "it does not hold a model, an optimizer, random states and progress"
         )
@@ -321,27 +356,21 @@ def check_contents(path: Path) -> None:
 def facts_of(
     request: RunRequest, job: Job, *, before: RunFacts | None = None, step: int = 0
 ) -> RunFacts:
-    """What a checkpoint records about the run. `before`: the same from the checkpoint at `step`
-    that it resumed."""
+    """What a checkpoint records about the run, beside its state: what a resumed run compares with
+    its own settings. `before`: the same from the checkpoint at `step` that it resumed."""
+    settings = flat(request.config)
     history: list[Any] = []
-    began_with: dict[str, Any] = {}
     if before is not None:
-        began_with = {"model.init": before["config"].get("model.init")}
+        history = _history(before, request, step)
+
+        # As the run began.
+        settings["model.init"] = before["config"].get("model.init")
         if request.config.train.step is None:
-            began_with["train.step"] = before["config"].get("train.step", "eager")
-
-        changed = {
-            name: {"from": a, "to": b} for name, (a, b) in changed_settings(before, request).items()
-        }
-
-        reset = {"optimizer": "reset"} if resets_optimizer(before, request) else {}
-        history = [*before.get("history", [])]
-        if changed or reset:
-            history.append({"step": step, "changed": changed, **reset})
+            settings["train.step"] = before["config"].get("train.step", "eager")
 
     return {
         "task": request.task,
-        "config": {**flat(request.config), **began_with},
+        "config": settings,
         "world_size": job.ddp.world_size,
         "batch_size": job.batch.size,
         "data": job.data_fingerprint,
@@ -354,9 +383,29 @@ def facts_of(
     }
 
 
+def _history(before: RunFacts, request: RunRequest, step: int) -> list[Any]:
+    """What has changed in the run so far, with an entry for this start if it changes something:
+
+    {"step": 1800, "changed": {"optim.lr": {"from": 0.1, "to": 0.05}}, "optimizer": "reset"}
+    """
+    history = list(before.get("history", []))
+    entry: dict[str, Any] = {"step": step, "changed": {}}
+    for name, (old, new) in changed_settings(before, request).items():
+        entry["changed"][name] = {"from": old, "to": new}
+
+    resets = resets_optimizer(before, request)
+    if resets:
+        entry["optimizer"] = "reset"
+
+    if entry["changed"] or resets:
+        history.append(entry)
+
+    return history
+
+
 def changed_settings(before: RunFacts, request: RunRequest) -> dict[str, tuple[Any, Any]]:
     """The settings, with old and new values, that changed since the checkpoint and may change the
-    result."""
+    result: `{"optim.lr": (0.1, 0.05)}`."""
     old = before["config"]
     new = flat(request.config)
 
@@ -374,28 +423,36 @@ def changed_settings(before: RunFacts, request: RunRequest) -> dict[str, tuple[A
     }
 
     # The path of the task's file may have changed.
-    tasks = (before["task"].rpartition("/")[2], request.task.rpartition("/")[2])
-    return changed if tasks[0] == tasks[1] else {"task": tasks, **changed}
+    old_task = before["task"].rpartition("/")[2]
+    new_task = request.task.rpartition("/")[2]
+    if old_task != new_task:
+        return {"task": (old_task, new_task), **changed}
+
+    return changed
 
 
 def resets_optimizer(before: RunFacts, request: RunRequest) -> bool:
     """Whether --optim.reset applies now: not if the checkpoint was already trained with it."""
     old = before["config"]
     optim = request.config.optim
-    return optim.reset and not (old.get("optim.reset", False) and old["optim.name"] == optim.name)
+    was_reset = old.get("optim.reset", False) and old["optim.name"] == optim.name
+    return optim.reset and not was_reset
 
 
 def check_not_finished(
     before: RunFacts, request: RunRequest, *, step: int, total_steps: int
 ) -> None:
     """Refuse other settings for a finished run: its result is not theirs."""
+    if step < total_steps:
+        return
+
     changed = {
         name: values
         for name, values in changed_settings(before, request).items()
         if scope_of(name).changes_finished_run
     }
 
-    if step < total_steps or not changed:
+    if not changed:
         return
 
     texts = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
@@ -423,7 +480,8 @@ def check_init(before: RunFacts, request: RunRequest, *, step: int) -> None:
 
 
 def changes(before: RunFacts, now: RunFacts, request: RunRequest) -> list[str]:
-    """A message for everything that changed since the checkpoint and may change bits."""
+    """A message for everything that changed since the checkpoint and may change bits: `optim.lr
+    changed since the checkpoint: 0.1 -> 0.05`."""
     texts = [
         f"{name} changed since the checkpoint: {old} -> {new}"
         for name, (old, new) in changed_settings(before, request).items()
@@ -460,6 +518,7 @@ def resume(context: RunContext, checkpoint: FoundCheckpoint) -> None:
 
     with_optimizer = not resets_optimizer(facts, request)
     restore(context.job, checkpoint.path, context.hooks, with_optimizer=with_optimizer)
+
     context.progress.step = progress.step
     context.progress.cursor = progress.cursor
     context.progress.metrics = progress.metrics
@@ -470,7 +529,8 @@ def resume(context: RunContext, checkpoint: FoundCheckpoint) -> None:
 
 
 def report_resume(context: RunContext, checkpoint: FoundCheckpoint, facts: RunFacts) -> None:
-    """Report the checkpoint, and what has changed since it was saved."""
+    """Report the checkpoint, and what has changed since it was saved: an event with its step and
+    path, then a warning for each change."""
     step = checkpoint.progress.step
     for path, reason in checkpoint.skipped:
         context.warn(f"the checkpoint {path} was skipped: {reason}")
@@ -498,6 +558,8 @@ def restore(job: Job, path: Path, hooks: TaskHooks, *, with_optimizer: bool) -> 
     """Collective: restore the job and the hooks from a checkpoint. `with_optimizer=False`: its
     optimizer stays new."""
     job.heartbeat.mark(Phase.START)
+
+    # What each rank has to itself; rank 0 sends it to them one by one.
     comm = replicas = None
     if job.sharded is not None:
         snapshot = _read_own_shards(job, path)
@@ -510,27 +572,11 @@ def restore(job: Job, path: Path, hooks: TaskHooks, *, with_optimizer: bool) -> 
 
         snapshot = store.broadcast(read)
 
-    documents = snapshot.documents
-
     if job.comm is not None:
-        _restore_comm(job.comm, job.ddp, documents, comm)
+        _restore_comm(job.comm, job.ddp, snapshot.documents, comm)
 
     _restore_data(job, snapshot)
-
-    # An earlier version, which had these two, saved the optimizer's name only in the settings.
-    name = documents["progress"]["facts"]["config"]["optim.name"]
-    if name in ("sgd", "adamw"):
-        documents["optimizer"].setdefault("class", optimizer_class(name).__name__)
-
-    try:
-        optimizer = job.optimizer if with_optimizer else None
-        saved = state.restore(snapshot, job.model, optimizer, scaler=job.scaler)
-    except CheckpointMismatchError as error:
-        instead = NEW_RUN
-        if isinstance(error, OptimizerMismatchError):
-            instead = "reset the optimizer and keep the weights with --optim.reset"
-        error.next_step = f"{error.next_step}, or {instead}"
-        raise
+    saved = _restore_model(job, snapshot, with_optimizer=with_optimizer)
 
     if job.sync is not None:
         restore_replica(job, job.sync, snapshot, replicas, with_optimizer=with_optimizer)
@@ -546,6 +592,26 @@ def restore(job: Job, path: Path, hooks: TaskHooks, *, with_optimizer: bool) -> 
 
     # Last: hooks may have drawn random numbers.
     restore_own_rng(snapshot.tensors["rng"], rank=job.ddp.rank, device=job.ddp.device)
+
+
+def _restore_model(job: Job, snapshot: store.Snapshot, *, with_optimizer: bool) -> dict[str, Any]:
+    """Restore the model, the optimizer and the loss scaler. Returns the progress."""
+    # An earlier version, which had these two, saved the optimizer's name only in the settings.
+    documents = snapshot.documents
+    name = documents["progress"]["facts"]["config"]["optim.name"]
+    if name in ("sgd", "adamw"):
+        documents["optimizer"].setdefault("class", optimizer_class(name).__name__)
+
+    try:
+        optimizer = job.optimizer if with_optimizer else None
+        return state.restore(snapshot, job.model, optimizer, scaler=job.scaler)
+    except CheckpointMismatchError as error:
+        instead = NEW_RUN
+        if isinstance(error, OptimizerMismatchError):
+            instead = "reset the optimizer and keep the weights with --optim.reset"
+
+        error.next_step = f"{error.next_step}, or {instead}"
+        raise
 
 
 def _read_own_shards(job: Job, path: Path) -> store.Snapshot:
@@ -575,11 +641,12 @@ def use_own_settings(job: Job, group_state: list[list[str]] | None) -> None:
     """Give the optimizer the settings of this start, but for what it had changed itself. Its rate
     is set before each step. None: a checkpoint of an earlier version, which did not record it."""
     groups = job.optimizer.param_groups
-    changed_names = group_state or [[]] * len(groups)
+    names_by_group = group_state or [[]] * len(groups)
     with state.translated("progress"):
-        for group, settings, changed in zip(groups, job.group_settings, changed_names, strict=True):
+        triples = zip(groups, job.group_settings, names_by_group, strict=True)
+        for group, settings, changed_names in triples:
             for name, value in settings.items():
-                if name not in changed:
+                if name not in changed_names:
                     group[name] = value
 
 
@@ -589,12 +656,14 @@ def _restore_comm(
     documents: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | None,
 ) -> None:
-    """Collective: restore this rank's state from rank 0's `tensors`."""
+    """Collective: restore this rank's state of PowerSGD from rank 0's `tensors`: what it has not
+    sent yet."""
     with state.translated(COMM_FILE):
         saved = documents.get(COMM_FILE, {"ranks": []})["ranks"]
         errors: Mapping[int, Any] = {}
         if len(saved) == ddp.world_size:
             errors = sent_state(dict(enumerate(saved)), ddp.rank, tensors)
+
         comm.load_state_dict(errors, step=documents["progress"]["step"])
 
     if saved and len(saved) != ddp.world_size and ddp.is_main_process():
@@ -605,8 +674,11 @@ def _restore_comm(
 
 def _restore_data(job: Job, snapshot: store.Snapshot) -> None:
     """Restore the position of this rank's dataset, if it keeps one."""
+    document = snapshot.documents.get(DATA_FILE)
+    if document is None:
+        return
+
     # A rank that did not exist when it was saved gets another's state, which its loader refuses, as
     # all loaders then do.
-    if (document := snapshot.documents.get(DATA_FILE)) is not None:
-        tensors = snapshot.tensors.get(DATA_FILE, {})
-        job.loader.load_stream_state(state_of_rank(document, tensors, job.ddp.rank))
+    tensors = snapshot.tensors.get(DATA_FILE, {})
+    job.loader.load_stream_state(state_of_rank(document, tensors, job.ddp.rank))

@@ -149,10 +149,11 @@ class TrainingRun:
     def open_folder(self) -> None:
         """Collective: rank 0 creates and locks the folder; the others then write to log files in
         it, not to the screen. The mirror is restored, if the run has one and the folder no
-        checkpoint."""
+        checkpoint. From here on there are events."""
         ddp = self.ddp
         has_mirror = self.config.checkpoint.mirror is not None and not self.regrouping.is_continued
         moved_to = self._claim_folder(has_mirror=has_mirror) if ddp.is_main_process() else None
+
         restored = []
 
         if has_mirror:
@@ -161,6 +162,7 @@ class TrainingRun:
             restored = restore_from_mirror(self.request, self.folder, ddp)
 
         ddp.barrier()
+
         if not ddp.is_main_process():
             self.folder.make()
             divert_output(self.folder.log_file(ddp.rank))
@@ -178,7 +180,8 @@ class TrainingRun:
                 self.reporter.report("warning", message=message)
 
     def _claim_folder(self, *, has_mirror: bool) -> Path | None:
-        """On rank 0: make and lock the folder. Returns where an earlier run was moved to."""
+        """On rank 0: make and lock the folder. Returns where an earlier run was moved to, with
+        `--fresh`."""
         moved_to = None
 
         # A launcher that restarts a failed job passes the same flags: --fresh must not start a new
@@ -188,6 +191,7 @@ class TrainingRun:
                 from drumline.training.between_steps.mirroring import refuse_used_mirror
 
                 refuse_used_mirror(self.request)
+
             moved_to = set_aside(self.folder)
 
         undo_divert()  # another rank may have been the first before
@@ -206,7 +210,8 @@ class TrainingRun:
         return moved_to
 
     def find_start(self) -> None:
-        """Collective: the checkpoint to resume from, or how far the nodes of this group are."""
+        """Collective: the checkpoint to resume from, or how far the nodes of this group are. A spot
+        notice is watched for from here on."""
         ddp = self.ddp
         root = self.folder.checkpoints
 
@@ -232,10 +237,12 @@ class TrainingRun:
         self.clock.mark("folder")
 
     def build(self) -> None:
-        """Collective: data, model and optimizer, compared across ranks."""
+        """Collective: data, model and optimizer, compared across ranks. A new run begins with the
+        weights of `model.init`, if that is set."""
         config = self.config
         ddp = self.ddp
         saved = None if self.start is None else self.start.facts
+
         load_weights = None
 
         if saved is None and config.model.init is not None:
@@ -257,9 +264,11 @@ class TrainingRun:
         self.clock.mark("model")
 
     def restore(self) -> None:
-        """Collective: the run's position, its last step, and the state of job and hooks."""
+        """Collective: the run's position, its last step, and the state of job and hooks, from a
+        checkpoint or from what the nodes kept in memory."""
         start = self.start
         job = self.job
+
         progress = Progress() if start is None else start.progress
         total_steps = count_steps(job, self.config.train, progress)
 
@@ -289,7 +298,8 @@ class TrainingRun:
         self.clock.mark("checkpoint")
 
     def record_start(self) -> None:
-        """Collective: the records of this start in the folder."""
+        """Collective: the records of this start in the folder: hosts and versions, the `start`
+        event, and what has changed if it resumes."""
         context = self.context
         self.ranks = write_environment(context)
         report_start(context)
@@ -304,6 +314,7 @@ class TrainingRun:
         the run ends."""
         ddp = self.ddp
         self.notices = WatchNotices(ddp.connection.watch_folder if ddp.is_main_process() else None)
+
         self.non_finite = NonFinite(self.context)
         self.balance: Balance | None = None
 
@@ -334,30 +345,34 @@ class TrainingRun:
     def warm_up_model(self) -> None:
         """Collective: before the first step; a run that has finished takes none."""
         context = self.context
-        if self.progress.step < context.total_steps:
+        if self.progress.step >= context.total_steps:
+            self._note_finished()
+        else:
             check_streams(self.job)
             flops = warm_up(self.job, self.config, note=context.note)
-            if flops is not None:
-                context.throughput.model_flops = flops
-                if self.ddp.device.type == "cuda":
-                    peak = total_peak(self.ranks, flops.arithmetic)
-                    context.throughput.peak_tflop_per_s = peak
-        else:
-            end = "has finished"
-            if self.progress.stopped is not None:
-                reason = self.progress.stopped["reason"]
-                end = f"was stopped at step {self.progress.step} ({reason})"
-
-            context.note(
-                f"this run {end}; raise train.epochs or train.steps, or start a new one with --fresh"
-            )
+            context.throughput.model_flops = flops
+            if flops is not None and self.ddp.device.type == "cuda":
+                peak = total_peak(self.ranks, flops.arithmetic)
+                context.throughput.peak_tflop_per_s = peak
 
         self.clock.mark("warm-up")
+
+    def _note_finished(self) -> None:
+        """There is no step to take: what the user can do about it."""
+        end = "has finished"
+        if self.progress.stopped is not None:
+            reason = self.progress.stopped["reason"]
+            end = f"was stopped at step {self.progress.step} ({reason})"
+
+        self.context.note(
+            f"this run {end}; raise train.epochs or train.steps, or start a new one with --fresh"
+        )
 
     def build_loop(self) -> Loop:
         """Collective: the step, and what happens between steps. Not an attribute: its actions
         refer to this object, and a cycle would hold the memory of a lost group."""
         step, traced = self._compose_step()
+
         self.profiled: ProfiledStep | None = None
         if self.config.log.profile is not None:
             self.profiled = ProfiledStep(step, self.context)
@@ -371,18 +386,16 @@ class TrainingRun:
             interval=AT_EPOCH_END,
         )
 
-        actions = [
-            first_step,
-            *between_steps(
-                self.context,
-                self.non_finite,
-                self.saver,
-                self.preemption,
-                notices=self.notices,
-                trace=traced,
-                balance=self.balance,
-            ),
-        ]
+        actions = between_steps(
+            self.context,
+            self.non_finite,
+            self.saver,
+            self.preemption,
+            notices=self.notices,
+            trace=traced,
+            balance=self.balance,
+        )
+        actions.insert(0, first_step)
 
         live = self.regrouping.live
         if live is not None:
@@ -412,7 +425,8 @@ class TrainingRun:
         return traced, traced
 
     def _make_step(self) -> AnyStep:
-        """Collective: the step of the settings, or what `auto` has chosen or tries."""
+        """Collective: the step of the settings, or what `auto` has chosen or tries. What an earlier
+        start has chosen, or failed with, is known from the checkpoint and the run folder."""
         job = self.job
         is_default = job.step_kind == "auto" and self.facts["config"]["train.step"] is None
         options = StepOptions(
@@ -446,6 +460,7 @@ class TrainingRun:
         """Not collective: after this step the group of nodes ends."""
 
         def leave(context: RunContext) -> None:
+            """NodesChanged carries what this rank keeps out of the loop."""
             raise NodesChanged(self._keep_state())
 
         return SimpleAction("leave", lambda step: live.ends, leave, interval=0)
@@ -455,7 +470,8 @@ class TrainingRun:
         return keep_state(self.context, self.facts, self.saver)
 
     def run_loop(self, loop: Loop) -> None:
-        """Collective: to the last step, or until an action ends the run."""
+        """Collective: to the last step, or until an action ends the run. An error because of a lost
+        node becomes `NodesChanged`, if the others can continue."""
         try:
             self._run_steps(loop)
         except (Exception, SystemExit) as error:
@@ -480,11 +496,14 @@ class TrainingRun:
 
         loop.run()
 
-        if not self.progress.is_stopping:
-            if self.profiled is not None:
-                self.profiled.finish()
-            self.saver.finish()
-            context.hooks.call("end")
+        if self.progress.is_stopping:
+            return
+
+        if self.profiled is not None:
+            self.profiled.finish()
+
+        self.saver.finish()
+        context.hooks.call("end")
 
     def _after_first_step(self, context: RunContext) -> None:
         """Collective: write the settings of the run and their history, when the device has finished the first
@@ -496,6 +515,7 @@ class TrainingRun:
         counts = [loader.waited_s, loader.num_tokens]
         on_device = torch.tensor(counts, dtype=torch.float64, device=self.ddp.device)
         waited_s, tokens = all_sum(on_device).tolist()
+
         context.throughput.end_start(waited_s=waited_s / self.ddp.world_size, tokens=tokens)
 
         if self.ddp.is_main_process():
@@ -512,7 +532,7 @@ class TrainingRun:
             report_recovery(self.failure, self.reporter, step=step)
 
     def report_result(self) -> ExitCode:
-        """Collective: the last event of this start."""
+        """Collective: the last event of this start, and the exit code of the job."""
         self.ddp.connection.heartbeat.mark(Phase.LEAVING)
         if self.progress.is_stopping:
             report_preemption(self.context, self.preemption)

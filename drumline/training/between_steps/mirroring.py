@@ -64,6 +64,7 @@ def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: RunManager)
 
     note, skipped = work.result()
     broadcast_json(True)
+
     messages: list[Message] = [("warning", reason) for reason in skipped]
     if note:
         messages.append(("note", note))
@@ -72,4 +73,5 @@ def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: RunManager)
 
 
 def _run_of(request: RunRequest) -> MirroredRun:
+    """The run's place in the store, of the settings."""
     return MirroredRun(open_store(str(request.config.checkpoint.mirror)))

@@ -26,16 +26,19 @@ from drumline.training.steps.warm_up import dry_run
 
 
 class NonFinite:
-    """Reads the counts of non-finite steps, and acts on them."""
+    """Reads the counts of non-finite steps, and acts on them: `stop` raises, `warn` and `skip`
+    report them with the log line."""
 
     def __init__(self, context: RunContext) -> None:
         self._warn = context.warn
         self._job = context.job
         self._progress = context.progress
         self._on_nan = context.config.train.on_nan
+
         self._read_step = context.progress.step
         self._read_cursor = context.progress.cursor
         self._is_resumed = context.progress.step > 0
+
         self._is_explained = False
         self._is_state_reported = False
         self._num_skipped = 0
@@ -53,35 +56,41 @@ class NonFinite:
     def act_on(self, num_bad: float) -> None:
         """Collective: `num_bad` is the sum over all ranks."""
         if num_bad:
-            num_skipped, place, cause = self._locate()
-            why = f": {cause}" if cause else ""
-            match self._on_nan:
-                case "stop":
-                    raise NonFiniteError(
-                        f"the loss is not finite{why}", next_step=self._next_step(), place=place
-                    )
-                case "warn":
-                    self._warn(f"the loss is not finite since step {place.step}{why} [{place}]")
-                case "skip":
-                    self._num_skipped += num_skipped
-                    self._warn(
-                        f"updates that were not finite were skipped: {num_skipped}, the first at step {place.step} "
-                        f"({self._num_skipped} since the start){why} [{place}]"
-                    )
-                case _:
-                    assert_never(self._on_nan)
-
+            self._report()
             self._job.finite.counts.zero_()
 
         self._read_step = self._progress.step
         self._read_cursor = self._progress.cursor
 
+    def _report(self) -> None:
+        """Collective: raise or warn, with the first step that was not finite, and why."""
+        num_skipped, place, cause = self._locate()
+        why = f": {cause}" if cause else ""
+
+        match self._on_nan:
+            case "stop":
+                raise NonFiniteError(
+                    f"the loss is not finite{why}", next_step=self._next_step(), place=place
+                )
+            case "warn":
+                self._warn(f"the loss is not finite since step {place.step}{why} [{place}]")
+            case "skip":
+                self._num_skipped += num_skipped
+                self._warn(
+                    f"updates that were not finite were skipped: {num_skipped}, the first at step {place.step} "
+                    f"({self._num_skipped} since the start){why} [{place}]"
+                )
+            case _:
+                assert_never(self._on_nan)
+
     def check_state(self) -> str | None:
-        """Collective, before a save: the first non-finite tensor on any rank. With `stop` it is an
-        error."""
+        """Collective, before a save: the first non-finite tensor on any rank, such as
+        `model/fc.weight`. With `stop` it is an error."""
         job = self._job
-        files = capture(job.model, job.optimizer, progress={}).tensors
-        tensors = {f"{file}/{name}": files[file][name] for file in files for name in files[file]}
+        tensors = {}
+        for file, tensors_in_file in capture(job.model, job.optimizer, progress={}).tensors.items():
+            for name, tensor in tensors_in_file.items():
+                tensors[f"{file}/{name}"] = tensor
 
         ranks = gather_json([first_non_finite(tensors), job.ddp.host])
         bad_ranks = [rank for rank, (name, _) in enumerate(ranks) if name is not None]
@@ -100,11 +109,13 @@ class NonFinite:
         return str(name)
 
     def _locate(self) -> tuple[int, Place, str | None]:
-        """Collective: how many steps were not finite, where the first was, and its cause if
-        known."""
+        """Collective: how many steps were not finite, where the first was, and its cause if known.
+        The cause is looked for once in a run."""
         num_bad, num_since = map(int, self._job.finite.counts.tolist())
         first = self._progress.step - num_since + 1 if num_since else None
+
         ranks: list[Any] = gather_json([num_bad, first])
+
         first_steps = [first for _, first in ranks]
         step = min(first for first in first_steps if first is not None)
 
@@ -113,7 +124,8 @@ class NonFinite:
         causes = gather_json([self._job.ddp.host, cause])
 
         bad_ranks = [rank for rank, first in enumerate(first_steps) if first == step]
-        explained = [rank for rank in bad_ranks if causes[rank][1] is not None]
+        explained = [rank for rank in bad_ranks if causes[rank][1] is not None]  # know the cause
+
         rank = [*explained, *bad_ranks][0]
         host, cause = causes[rank]
         most_bad = max(num_bad for num_bad, _ in ranks)
@@ -122,11 +134,11 @@ class NonFinite:
 
     def _explain(self, step: int) -> str | None:
         """Collective: run the batch of that step again. A stream cannot be read again, but if the
-        weights are too large, the next batch shows it, too."""
+        weights are too large, the next batch shows it, too. None: the cause is unknown."""
         job = self._job
         parameter = first_non_finite(dict(job.model.named_parameters()))
 
-        # A forward pass is then collective: either all ranks run one, or none.
+        # A forward pass of a sharded model is collective: either all ranks run one, or none.
         is_sharded = job.sharded is not None
         if is_sharded:
             parameter = next(filter(None, gather_json(parameter)), None)
@@ -153,7 +165,7 @@ class NonFinite:
         return f"{prefix}{reasons[0]}" if reasons else None
 
     def _next_step(self) -> str:
-        """What to do after `stop`."""
+        """What to do after `stop`: resume, if there is a checkpoint."""
         has_checkpoint = self._is_resumed or self._progress.saved_step is not None
         resume = " to resume from the newest finite checkpoint" if has_checkpoint else ""
         return (
@@ -165,10 +177,11 @@ class NonFinite:
 @torch.no_grad()
 def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
     """Collective if the model has collectives: run all these batches, and add what is not finite to
-    `reasons`."""
+    `reasons`, in the order in which it is found: the batch, a module's output, the loss."""
     names = {module: name for name, module in job.model.named_modules()}
 
     def check_output(module: nn.Module, arguments: Any, output: Any) -> None:
+        """torch calls it after each module: the first with a bad output is the first reason."""
         if first_non_finite(_tensors(output)) is not None:
             name = f"{names[module] or 'the model'} ({type(module).__name__})"
             reasons.append(f"{name} is the first module with a non-finite output")
@@ -194,6 +207,6 @@ def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
 
 
 def _tensors(batch: Any) -> dict[str, Tensor]:
-    """All tensors in nested lists, tuples and dicts."""
+    """All tensors in nested lists, tuples and dicts, by their number in it."""
     leaves = enumerate(pytree.tree_leaves(batch))
     return {str(number): leaf for number, leaf in leaves if isinstance(leaf, Tensor)}

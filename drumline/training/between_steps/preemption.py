@@ -117,6 +117,7 @@ class SignalPipe:
             self._restore()
 
     def _restore(self) -> None:
+        """Every signal has its earlier handler again."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -207,6 +208,8 @@ class StopRequestWatcher:
 
     @property
     def is_sigterm(self) -> bool:
+        """Whether the first signal was SIGTERM, after which the sender waits only for a short
+        time."""
         return self.first_signal == signal.SIGTERM
 
     # Events
@@ -505,6 +508,7 @@ class Preempt(Action):
     non_finite: NonFinite
 
     def start(self, context: RunContext) -> None:
+        """A request may have come before the first step."""
         self.preemption.begin()
         self.run(context)
 
@@ -512,6 +516,7 @@ class Preempt(Action):
         return self.preemption.is_asked
 
     def run(self, context: RunContext) -> None:
+        """Collective at the step at which the ranks have agreed to stop: save, and end the run."""
         step = context.progress.step
         # At its last step the run ends as usual.
         if step >= context.progress.last_step or not self.preemption.stops_at(step):

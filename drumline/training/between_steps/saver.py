@@ -83,6 +83,7 @@ class Saver(Periodic):
         self._settings = settings
         self._facts = facts
         self._check_state = check_state
+
         ddp = context.job.ddp
         self._ledger_file = LedgerFile(context.folder.ledger if ddp.is_main_process() else None)
         self.ledger = self._ledger_file.ledger
@@ -100,12 +101,18 @@ class Saver(Periodic):
         )
 
         self._held: object = None
+        """What must not be freed while it may be captured."""
+
         self._paused_at = 0.0
         self._paused_s = 0.0
+        """How long the latest save has paused the loop."""
 
     def unsaved(self) -> dict[str, Any]:
         """The first step since the last save, its cursor, what this rank has trained on since, and
-        as which part."""
+        as which part:
+
+        {"first": 24, "cursor": {"epoch": 1, "position": 64}, "entries": [...], "sharding": {...}}
+        """
         return {
             **self._ledger_file.since,
             "entries": self._ledger_file.unsaved(),
@@ -132,6 +139,8 @@ class Saver(Periodic):
         return self
 
     def run(self, context: RunContext) -> None:
+        """Save after this step; if it was evaluated, with its metrics. The last step is always
+        saved."""
         step = context.progress.step
         progress = context.progress
         metrics = numbers(progress.metrics) if progress.evaluated_step == step else {}
@@ -142,6 +151,7 @@ class Saver(Periodic):
         context = self._context
         step = context.progress.step
         heartbeat = context.job.heartbeat
+
         heartbeat.mark(Phase.SAVE)
 
         with context.throughput.paused("save"):
@@ -154,18 +164,18 @@ class Saver(Periodic):
             context.hooks.call("before_save")
             heartbeat.mark(Phase.SAVE)
             self.save(context.progress, metrics)
+
             self.saved_step = step
             context.hooks.call("after_save")
 
     def _skips(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
         """Collective: whether the previous save is still being written, and this one is not the
         best so far, as rank 0 sees it."""
-        if not {"wait": False, "skip": not must_save}[self._settings.when_busy]:
+        if must_save or self._settings.when_busy == "wait":
             return False
 
-        ddp = self._job.ddp
         skips = False
-        if ddp.is_main_process() and self.writer.is_busy:
+        if self._job.ddp.is_main_process() and self.writer.is_busy:
             task = self._job.task
             skips = not is_best(
                 self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better
@@ -179,7 +189,8 @@ class Saver(Periodic):
         return bool(broadcast_json(skips))
 
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
-        """Collective: copy what is to be saved, and start to write it."""
+        """Collective: copy what is to be saved, and start to write it. Training continues while a
+        thread writes."""
         # First: a checkpoint must never contain steps that the ledger lacks.
         self._ledger_file.gather(progress)
         if self._job.sync is None:
@@ -188,6 +199,7 @@ class Saver(Periodic):
         non_finite = self._check_state()
         progress.saved_step = progress.step
         captured = self._capture(progress, metrics, non_finite)
+
         if not self.writer.is_writer:
             return
 
@@ -210,6 +222,7 @@ class Saver(Periodic):
         job = self._job
         hooks = self._context.hooks
         device = job.ddp.device
+
         rng = gather_rng(device)
         by_rank = _gather_rank_states(job)
 
@@ -245,24 +258,33 @@ class Saver(Periodic):
         )
 
     def report(self) -> None:
-        """Report the checkpoint that was being written, or raise its error; waits for it."""
-        if (written := self.writer.take()) is not None:
-            paused_s = max(self._paused_s, written.copy_s)
-            self._context.throughput.checkpoint_pause_s += paused_s
-            self._context.reporter.report(
-                "checkpoint",
-                step=written.step,
-                path=str(written.path),
-                bytes=written.num_bytes,
-                copy=written.copy,
-                seconds=written.seconds,
-                blocked_s=paused_s,
-            )
+        """Report the checkpoint that was being written, or raise its error; waits for it:
+
+        {"kind": "checkpoint", "step": 1800, "path": "...", "bytes": 660000, "copy": ..., "seconds": 0.033,
+         "blocked_s": 0.006}
+        """
+        written = self.writer.take()
+        if written is None:
+            return
+
+        paused_s = max(self._paused_s, written.copy_s)
+        self._context.throughput.checkpoint_pause_s += paused_s
+
+        self._context.reporter.report(
+            "checkpoint",
+            step=written.step,
+            path=str(written.path),
+            bytes=written.num_bytes,
+            copy=written.copy,
+            seconds=written.seconds,
+            blocked_s=paused_s,
+        )
 
     def finish(self) -> None:
         """Wait for the checkpoint that is being written, and report it."""
         if self.writer.is_busy:
             self._job.heartbeat.mark(Phase.SAVE)
+
         self.report()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -274,10 +296,12 @@ class Saver(Periodic):
         try:
             if error is not None:
                 self.writer.wait_after_failure()
+
             self.report()
         except Exception as also:
             if error is None:
                 raise
+
             log.warning(also)
         finally:
             # A run that is preempted reports its save first: the launcher, and the other ranks,
@@ -353,7 +377,8 @@ class LedgerFile:
 
         if before:
             self._write_unsaved(before, progress.step)
-            if lost := lost_steps(before, progress.step):
+            lost = lost_steps(before, progress.step)
+            if lost:
                 record["lost"] = lost
 
         self._write(record)
@@ -371,13 +396,16 @@ class LedgerFile:
         cursor = Cursor(**since["cursor"])
         batches = _global_batches(cursor, since["entries"])[: step - first + 1]
         split = msgspec.convert(since["sharding"], Sharding)
+
         ranks = []
 
         for rank in range(split.world_size):
             sharding = replace(split, rank=rank)
             covered = Ledger()
             for begin, size in batches:
-                covered.add(plan_step(begin, length=begin.position + size, sharding=sharding))
+                plan = plan_step(begin, length=begin.position + size, sharding=sharding)
+                covered.add(plan)
+
             ranks.append(covered.take())
 
         self._write(
@@ -391,10 +419,11 @@ class LedgerFile:
 
     def gather(self, progress: Progress) -> None:
         """Collective: write what all ranks have covered up to this step. Call `flush` before the
-        checkpoint."""
+        checkpoint. A step since the last save is then in the ledger, and no longer `unsaved`."""
         step = progress.step
         runs = self.unsaved()
         ranks = gather_json(runs)
+
         self._taken = []
         self.since = {"first": step + 1, "cursor": asdict(progress.cursor)}
 
@@ -404,7 +433,8 @@ class LedgerFile:
             )
 
     def flush(self) -> None:
-        """Wait until all lines are on disk; called by the thread that writes the checkpoint."""
+        """Wait until all lines are on disk; called by the thread that writes the checkpoint, before
+        it does."""
         if self._lines is not None:
             self._lines.flush()
 
@@ -420,22 +450,34 @@ class LedgerFile:
 
 def lost_steps(before: Sequence[Mapping[str, Any]], step: int) -> list[tuple[int, int, int]]:
     """Ranks of the group before, each with the first and the last step whose samples are in no
-    weights: a lost rank's since the last round, and those of a replica that has to repeat some."""
-    in_weights = {rank["ledger"]["sharding"]["rank"]: rank["step"] for rank in before}
-    round_at = min(max(rank["finished_at"] for rank in before))
+    weights: a lost rank's since the last round, and those of a replica that has to repeat some.
+
+        [(2, 121, 130), (3, 121, 130)]
+    """
+    last_steps = {rank["ledger"]["sharding"]["rank"]: rank["step"] for rank in before}
+    last_round = min(max(rank["finished_at"] for rank in before))
     num_ranks = before[0]["ledger"]["sharding"]["world_size"]
 
-    ends = [(rank, in_weights.get(rank, round_at)) for rank in range(num_ranks)]
-    return [(rank, end + 1, step) for rank, end in ends if end < step]
+    lost = []
+    for rank in range(num_ranks):
+        last_in_weights = last_steps.get(rank, last_round)
+        if last_in_weights < step:
+            lost.append((rank, last_in_weights + 1, step))
+
+    return lost
 
 
 def _global_batches(cursor: Cursor, entries: Sequence[Sequence[int]]) -> list[tuple[Cursor, int]]:
     """The start and the size of the global batch of each step, from this cursor on."""
     batches = []
     for epoch, _, _, size, count in entries:
-        start = cursor.position if epoch == cursor.epoch else 0
-        batches += [(Cursor(epoch, start + number * size), size) for number in range(count)]
-        cursor = Cursor(epoch, start + count * size)
+        if epoch != cursor.epoch:
+            cursor = Cursor(epoch, 0)
+
+        for _ in range(count):
+            batches.append((cursor, size))
+            cursor = Cursor(epoch, cursor.position + size)
+
     return batches
 
 
@@ -449,8 +491,8 @@ _STATE_NAMES = {DATA_FILE: "the state_dict() of the training data"}
 
 
 def live_state(job: Job, hooks: TaskHooks, document: Mapping[str, Any]) -> Snapshot:
-    """The state of the job and its hooks, with this document of the progress. The tensors are those
-    in use."""
+    """The state of the job and its hooks, with this document of the progress, as a checkpoint has
+    it. The tensors are those in use."""
     progress = {**document, "group_state": group_state(job.optimizer, job.group_settings)}
     snapshot = state.capture(job.model, job.optimizer, scaler=job.scaler, progress=progress)
 
@@ -458,7 +500,8 @@ def live_state(job: Job, hooks: TaskHooks, document: Mapping[str, Any]) -> Snaps
     snapshot.tensors.update(of_hooks.tensors)
     snapshot.documents.update(of_hooks.documents)
 
-    if job.sync is not None and (outer := job.sync.outer_state()):
+    outer = {} if job.sync is None else job.sync.outer_state()
+    if outer:
         snapshot.tensors[OUTER_FILE] = outer
 
     return snapshot
@@ -468,10 +511,9 @@ def _gather_rank_states(job: Job) -> Snapshot:
     """Collective: every rank's state of what has one of its own: a dataset that keeps its position,
     PowerSGD, a replica of `--dist.sync`."""
     gathered = Snapshot({}, {})
-    comm = None if job.comm is None else job.comm.state_dict()
     states = {
         DATA_FILE: job.loader.stream_state(),
-        COMM_FILE: comm,
+        COMM_FILE: None if job.comm is None else job.comm.state_dict(),
         REPLICAS_FILE: replica_state(job),
     }
 
@@ -482,6 +524,7 @@ def _gather_rank_states(job: Job) -> Snapshot:
         tensors: dict[str, Tensor] = {}
         encoded = encode_state(rank_state, _STATE_NAMES.get(file, file), tensors)
         gathered.documents[file], tensors_by_rank = gather_states(encoded, tensors)
+
         if tensors_by_rank:
             gathered.tensors[file] = tensors_by_rank
 

@@ -37,6 +37,7 @@ def watching_for_notice(notice: str, take_notice: Callable[[str], object]) -> It
     ended = threading.Event()
 
     def ask() -> None:
+        """Ask until there is a notice, or the block has ended."""
         has_warned = False
         while not ended.is_set():
             try:
@@ -75,6 +76,7 @@ def make_probe(notice: str) -> tuple[Probe, float]:
         function = load_function(notice)
 
         def ask() -> str | None:
+            """The answer of the user's function, as one line."""
             reason = function()
             return f"{notice}: {_in_a_line(str(reason))}" if reason else None
 

@@ -37,13 +37,14 @@ ADVISABLE = (
 
 
 class ProfiledStep:
-    """A train step, of which some are profiled. Steps are counted from the start of this
-    process."""
+    """A train step, of which some are profiled. Steps are counted from the start of this process.
+    torch's profiler is started before the first of them, and stopped after the last."""
 
     def __init__(self, inner: AnyStep, context: RunContext) -> None:
         steps = profiled_steps(context.config.log.profile or "")
         assert steps is not None
         ddp = context.job.ddp
+
         self._inner = inner
         self._context = context
         self._folder = context.folder.path / PROFILE_FOLDER
@@ -62,6 +63,7 @@ class ProfiledStep:
         self._capture.optimizer = context.job.optimizer
         self._capture.optimizers = [context.job.optimizer]
         self._capture.phases = phases_of(context)
+
         context.throughput.on_pause = self._capture.add_pause
 
     def __call__(self, step: Step) -> None:
@@ -82,7 +84,8 @@ class ProfiledStep:
         self._capture.close()
 
     def finish(self) -> None:
-        """Collective: rank 0 gets the files of the ranks whose folder it does not see."""
+        """Collective: rank 0 gets the files of the ranks whose folder it does not see, and reports
+        if no step was profiled."""
         with writing_to(self._folder, instead=WITHOUT):
             try:
                 self._capture.finish()
@@ -100,7 +103,7 @@ class ProfiledStep:
 
 
 def phases_of(context: RunContext) -> dict[CodeType | None, str]:
-    """Where the phases of the loop begin."""
+    """The functions with which the phases of the loop begin, each with its name in the profile."""
     hooks = context.hooks.defining("after_step")
     return {
         code_of(Loop.run): END,
@@ -120,7 +123,7 @@ def phases_of(context: RunContext) -> dict[CodeType | None, str]:
 
 
 def job_facts(context: RunContext) -> JobFacts:
-    """What a profile records about the run."""
+    """What a profile records about the run: its advice refers to these settings."""
     config = context.config
     job = context.job
     throughput = context.throughput

@@ -299,7 +299,9 @@ class Throughput:
         self._last = self._so_far(tokens, waited_s)
         has_steps = begin.steps < self.num_steps
         lap = self._last.since(begin if has_steps else _Interval(), measured)
+
         self.lap_s = lap.seconds
+
         self._whole = self._whole.plus(lap)
         if has_steps and not has_compiled:
             self._steady = self._steady.plus(lap)

@@ -10,6 +10,11 @@ One file a rank, RUN/trace/rank-NNNNN.jsonl, one line for each thing that happen
 
 Tensors (rank 0 writes them) have their names in a checkpoint; `unsaved` are those that are in no
 checkpoint.
+
+    {"kind": "start", "step": 0, "world_size": 2, "pid": 4711, "tensors": {...}, "unsaved": {}}
+    {"kind": "step", "step": 1, "epoch": 0, "batches": [...], "tensors": {...}, "unsaved": {}}
+    {"kind": "evaluation", "step": 1}
+    {"kind": "evaluated", "step": 1, "metrics": {"loss": 2.3}}
 """
 
 from __future__ import annotations
@@ -41,15 +46,18 @@ NUM_BYTES = 8
 
 
 class TracedStep:
-    """A train step that also writes one rank's trace."""
+    """A train step that also writes one rank's trace. The batches are hashed as they are taken, the
+    tensors when the step is done."""
 
     def __init__(self, inner: AnyStep, context: RunContext) -> None:
+
         self._inner = inner
         self._job = context.job
         self._progress = context.progress
         self._path = context.folder.trace_file(context.job.ddp.rank)
         self._seed = context.config.train.seed
         self._batches: list[dict[str, Any]] = []
+
         with writing_to(self._path, instead=WITHOUT):
             self._log = EventLog(self._path)
 
@@ -61,6 +69,7 @@ class TracedStep:
         """Collective: one optimizer step, and its line in the trace."""
         self._batches = []
         self._inner(step._replace(micro_batches=self._hashed(step)))
+
         number = self._progress.step + 1
         epoch = step.plan.epoch
         self.write("step", step=number, epoch=epoch, batches=self._batches, **self._tensors())
@@ -77,18 +86,25 @@ class TracedStep:
         """The same micro-batches, hashed as they are taken."""
         for span, micro in zip(step.plan.spans, step.micro_batches, strict=True):
             if span.counts:
-                samples, rest = hash_samples(micro.data, span.size)
-                batch = {
-                    "low": span.low,
-                    "high": span.high,
-                    "indices": self._indices(span, step.plan.epoch),
-                    "samples": samples,
-                    "rest": rest,
-                }
-
-                self._batches.append(batch)
+                self._batches.append(self._record(span, micro, step.plan.epoch))
 
             yield micro
+
+    def _record(self, span: Span, micro: MicroBatch, epoch: int) -> dict[str, Any]:
+        """A micro-batch in the trace: its place in the epoch, its samples in the dataset, and a
+        hash of each.
+
+            {"low": 0, "high": 2, "indices": [7, 1031], "samples": ["9f86d081...", "60303ae2..."],
+             "rest": "af1349b9..."}
+        """
+        samples, rest = hash_samples(micro.data, span.size)
+        return {
+            "low": span.low,
+            "high": span.high,
+            "indices": self._indices(span, epoch),
+            "samples": samples,
+            "rest": rest,
+        }
 
     def _indices(self, span: Span, epoch: int) -> list[int] | None:
         """The samples of a micro-batch; None in a stream, where the position identifies them."""
@@ -104,9 +120,13 @@ class TracedStep:
         return indices
 
     def _tensors(self) -> dict[str, dict[str, str]]:
-        """Collective if the model is sharded: on rank 0 the hashes of whole tensors."""
+        """Collective if the model is sharded: on rank 0 the hashes of whole tensors:
+
+        {"tensors": {"fc.weight": "9f86d081...", "optimizer.json": ...}, "unsaved": {...}}
+        """
         job = self._job
-        if not job.ddp.is_main_process() and job.sharded is None:
+        is_main = job.ddp.is_main_process()
+        if not is_main and job.sharded is None:
             return {}
 
         state = capture(job.model, job.optimizer, scaler=job.scaler, progress={})
@@ -116,7 +136,7 @@ class TracedStep:
             for name, tensor in tensors.items():
                 hashes[name] = hash_tensor(whole(tensor))
 
-        if not job.ddp.is_main_process():  # it has sent its shards
+        if not is_main:  # it has sent its shards
             return {}
 
         for name, document in state.documents.items():
@@ -146,7 +166,8 @@ def hash_json(document: Any) -> str:
 
 def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
     """One hash for each sample, of its row in every tensor whose first dimension is the batch's
-    size; and one hash of the rest of the batch."""
+    size; and one hash of the rest of the batch. Of (images [64, 1, 8, 8], labels [64]) each
+    sample's is of its image and its label, and the rest is empty."""
     samples = [blake3() for _ in range(size)]
     rest = blake3()
     for place, leaf in _leaves(batch, ""):
@@ -154,7 +175,10 @@ def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
         tensor = torch.tensor(leaf) if is_array else leaf
         if not isinstance(tensor, Tensor):
             rest.update(place.encode() + content_hash(leaf))
-        elif tensor.dim() and tensor.shape[0] == size and tensor.layout is torch.strided:
+            continue
+
+        has_rows = tensor.dim() > 0 and tensor.shape[0] == size
+        if has_rows and tensor.layout is torch.strided:
             for sample, row in zip(samples, tensor.detach().cpu(), strict=True):
                 _add(sample.update(place.encode()), row)
         else:
@@ -164,8 +188,8 @@ def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
 
 
 def _leaves(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every leaf of a batch, and its path. An object of a user's class is replaced by its
-    attributes: its repr may contain an address, which differs between runs."""
+    """Every leaf of a batch, and its path: `[0]`, `['tokens']`. An object of a user's class is
+    replaced by its attributes: its repr may contain an address, which differs between runs."""
     if id(value) in above:
         return
 
@@ -189,6 +213,5 @@ def _add(digest: blake3, tensor: Tensor) -> blake3:
     if dense.layout is not torch.strided:
         dense = dense.to_dense()
 
-    return digest.update(f"{tensor.dtype}{list(tensor.shape)}:".encode()).update(
-        as_bytes(dense).numpy().data
-    )
+    digest.update(f"{tensor.dtype}{list(tensor.shape)}:".encode())
+    return digest.update(as_bytes(dense).numpy().data)

@@ -31,6 +31,7 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool) ->
     weights = weights_in(snapshot, averaged=averaged)
     size = tensor_file.num_bytes(weights)
     contents = f"{plural(len(weights), 'tensor')}, {file_size(size)}"
+
     if averaged:
         contents += ", averaged (EMA)"
 
@@ -138,13 +139,14 @@ def model_card(
 
 
 def _plain(text: str) -> str:
-    """Text of a checkpoint, without what Markdown and HTML would read as more than text."""
+    """Text of a checkpoint, without what Markdown and HTML would read as more than text: a run
+    folder may come from somebody else."""
     return re.sub(r"[^\w .,:;=/@%+-]", "?", text)
 
 
 def settings_in_card(config: Mapping[str, Any]) -> Iterator[str]:
     """The settings that differ from the defaults, without those that change no result, such as a
-    machine's paths."""
+    machine's paths: `optim.lr = 0.1`, `model.options.depth = 3`."""
     for path, value in config.items():
         if value is None or not scope_of(path).changes_result:
             continue
@@ -158,4 +160,5 @@ def settings_in_card(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _as_json(value: Any) -> str:
+    """A value as the card shows it."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,5 +1,11 @@
 """A checkpoint of a run, with its task and the settings it was trained with: for `drumline.load`
-and `evaluate`."""
+and `evaluate`.
+
+    open_run       finds the checkpoint, checks every byte of it, and loads its task
+    load_model     the model alone, with its weights, for `drumline.load`
+    evaluate_run   the metrics, as the run itself computes them
+    predict_run    what `Task.predict` returns for each batch, as lines of JSON or an array
+"""
 
 from __future__ import annotations
 
@@ -55,7 +61,7 @@ from drumline.watch.heartbeat import Phase
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A checkpoint, and what it is of."""
+    """A checkpoint, and what it is of: the task that was trained, with its settings."""
 
     checkpoint: Path
     progress: Progress
@@ -104,26 +110,18 @@ def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path
     the task named at the save: no code is imported. `prints`: whether this process reports that
     ones newer than `last` were skipped."""
     root = RunFolder(run).checkpoints
-    if which not in ("best", "last") and not str(which).isdecimal():
-        raise UsageError(
-            f"there is no checkpoint {which!r}", next_step="name it best, last, or by its step"
-        )
-
     if which in ("best", "last"):
-        newest, skipped = catalog.newest_valid(root, check_contents)
-        reasons = [f"{entry.path.name} was skipped: {entry.reason}" for entry in skipped]
-        if newest is None:
-            raise CheckpointError(
-                as_list(f"there is no complete checkpoint in {run}", reasons),
-                next_step="rerun its command until it saves, or give another run",
-            )
-
+        newest, reasons = _newest(run)
         if which == "last":
             if reasons and prints:
                 print_message(f"{'; '.join(reasons)}; {newest.name} is used as the last checkpoint")
             return newest
 
         which = _best_step(RunFolder(run), newest, reasons)
+    elif not str(which).isdecimal():
+        raise UsageError(
+            f"there is no checkpoint {which!r}", next_step="name it best, last, or by its step"
+        )
 
     path = root / catalog.folder_name(int(which))
     if not path.is_dir():
@@ -138,6 +136,19 @@ def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path
     return path
 
 
+def _newest(run: Path) -> tuple[Path, list[str]]:
+    """The newest complete checkpoint, and why newer ones were skipped."""
+    newest, skipped = catalog.newest_valid(RunFolder(run).checkpoints, check_contents)
+    reasons = [f"{entry.path.name} was skipped: {entry.reason}" for entry in skipped]
+    if newest is None:
+        raise CheckpointError(
+            as_list(f"there is no complete checkpoint in {run}", reasons),
+            next_step="rerun its command until it saves, or give another run",
+        )
+
+    return newest, reasons
+
+
 @contextmanager
 def fetched_run(url: str, which: str | int) -> Iterator[Path]:
     """A temporary folder with the checkpoint `best`, `last` or of a step of a run in an object
@@ -150,6 +161,8 @@ def fetched_run(url: str, which: str | int) -> Iterator[Path]:
         if which in ("best", "last"):
             newest, _ = run.restore_newest(checkpoints, root)
             progress = catalog.read_document(root / catalog.folder_name(newest), "progress")
+
+            # Which one is the best follows from what the newest has recorded.
             facts = progress.get("facts", {})
             metric = str(facts.get("best_metric"))
             order = ranked(complete, metric, bool(facts.get("higher_is_better")))
@@ -168,7 +181,8 @@ def fetched_run(url: str, which: str | int) -> Iterator[Path]:
 
 
 def _best_step(run: RunFolder, newest: Path, reasons: Sequence[str]) -> int:
-    """The step of the best checkpoint. `reasons`: why newer checkpoints were skipped."""
+    """The step of the best checkpoint. `reasons`: why newer checkpoints were skipped, for the error
+    if there is no best one."""
     root = run.checkpoints
     progress = catalog.read_document(newest, "progress")
     facts = progress["facts"]
@@ -191,27 +205,31 @@ def _best_step(run: RunFolder, newest: Path, reasons: Sequence[str]) -> int:
 
 
 def _best_step_of_old_run(run: RunFolder, last_step: int) -> object:
-    """What version 0.1 recorded at the end of a run."""
+    """What version 0.1 recorded at the end of a run, in its last event; None: the run had not
+    ended."""
+    if not run.event_file(0).is_file():
+        return None
+
     best_step = None
-    if run.event_file(0).is_file():
-        for event in read_events(run.event_file(0)):
-            if event.get("kind") == "end" and event.get("step") == last_step:
-                best_step = event.get("best_step")
+    for event in read_events(run.event_file(0)):
+        if event.get("kind") == "end" and event.get("step") == last_step:
+            best_step = event.get("best_step")
+
     return best_step
 
 
 def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:
-    """The settings of the checkpoint; without those that there are no more."""
+    """The settings of the checkpoint; without those that there are no more, in this version or in
+    the task."""
     fields_of_task = task_fields(task, Task)
 
-    def is_setting(path: str) -> bool:
-        return path in fields_of_task if is_in_task(path) else annotation_of(path) is not None
+    settings = []
+    for path, value in facts["config"].items():
+        exists = path in fields_of_task if is_in_task(path) else annotation_of(path) is not None
+        if exists:
+            settings.append(Setting(path, value, where="the checkpoint"))
 
-    return check_layer(
-        Setting(path, value, where="the checkpoint")
-        for path, value in facts["config"].items()
-        if is_setting(path)
-    )
+    return check_layer(settings)
 
 
 def load_model(saved: SavedRun, *, averaged: bool) -> nn.Module:
@@ -255,7 +273,11 @@ def evaluation_data(task: Task, data: str | None) -> dict[str, Any]:
 
 def evaluate_run(saved: SavedRun, ddp: RunManager, data: str | None = None) -> dict[str, Any]:
     """Collective: evaluate the checkpoint as the run itself does it. `data`: as for
-    `evaluation_data`."""
+    `evaluation_data`.
+
+        {"step": 1841, "checkpoint": "...", "world_size": 2, "samples": 10000, "seconds": 1.2,
+         "metrics": {"loss": 0.31, "accuracy": 0.91}}
+    """
     task = saved.task(with_local_data(saved.config, ddp))
     sets = evaluation_data(task, data)
     if not sets:
@@ -284,7 +306,7 @@ def evaluate_run(saved: SavedRun, ddp: RunManager, data: str | None = None) -> d
 
 def restore_for_evaluation(job: EvaluationJob, saved: SavedRun) -> None:
     """Collective: the weights of the checkpoint, and what hooks make of them for an evaluation
-    (EMA). Rank 0 reads, the others receive."""
+    (EMA). Rank 0 reads, the others receive. No optimizer, and no other state."""
     snapshot = None
     if job.ddp.is_main_process():
         snapshot = store.read(saved.checkpoint, only=("model", HOOKS_FILE))
@@ -314,7 +336,10 @@ def predict_run(
 ) -> Iterator[bytes]:
     """Collective: the encoded predictions of every batch, in order, on rank 0; the others get none.
     With the weights that the run evaluates with (of EMA, for example). `data`: as for
-    `evaluation_data`."""
+    `evaluation_data`.
+
+    A rank predicts every world_size-th batch, and rank 0 yields a round of all ranks as soon as it
+    is there."""
     task = saved.task(with_local_data(saved.config, ddp))
     dataset = prediction_data(task, data)
 
@@ -353,6 +378,7 @@ def _predict(job: EvaluationJob, loader: EvaluationLoader, encode: Encoder) -> I
             if batch is not None:
                 with job.autocast:
                     outputs = job.task.predict(job.model, job.task.on_device(batch.data))
+
                 content = bytearray(encode(outputs, batch.size))
                 encoded = torch.frombuffer(content, dtype=torch.uint8)
 
@@ -375,12 +401,15 @@ def _predict(job: EvaluationJob, loader: EvaluationLoader, encode: Encoder) -> I
 
 
 def as_lines_of_json(outputs: Any, size: int) -> bytes:
+    """One line of JSON for each sample: `{"label": 7, "score": 0.93}`, `[0.1, 0.9]` or `7`."""
     return b"".join(json.dumps(as_json(row)).encode() + b"\n" for row in rows_of(outputs, size))
 
 
 def rows_of(outputs: Any, size: int) -> list[Any]:
     """One entry for each of `size` samples. A tensor or an array has the samples in its first
-    dimension, a list has an entry for each, and a mapping or a tuple consists of such parts."""
+    dimension, a list has an entry for each, and a mapping or a tuple consists of such parts: of
+    `{"label": [7, 2], "score": [0.9, 0.4]}` and 2 samples `[{"label": 7, "score": 0.9}, {"label":
+    2, "score": 0.4}]`."""
     if isinstance(outputs, Mapping) and outputs:
         names = list(map(str, outputs))
         rows = rows_of(tuple(outputs.values()), size)
@@ -403,11 +432,13 @@ def rows_of(outputs: Any, size: int) -> list[Any]:
 
 
 def _check_samples(outputs: Tensor | NDArray[Any], size: int) -> None:
+    """Refuse a tensor or an array whose first dimension is not that of the samples."""
     if outputs.ndim == 0 or len(outputs) != size:
         raise _unusable(f"a {type(outputs).__name__} of shape {list(outputs.shape)}", size)
 
 
 def _unusable(what: str, size: int) -> UsageError:
+    """The error about outputs that are not one for each sample."""
     return UsageError(
         f"predict() returned {what} for a batch of {size} samples",
         next_step="return a tensor with the samples in its first dimension, a list with an entry for each sample, or a "
@@ -427,6 +458,7 @@ def as_array(outputs: Any, size: int) -> bytes:
     if isinstance(outputs, Tensor):
         if outputs.dtype is torch.bfloat16:  # numpy has no such type
             outputs = outputs.float()
+
         outputs = outputs.cpu().numpy()
 
     file = io.BytesIO()
@@ -436,7 +468,7 @@ def as_array(outputs: Any, size: int) -> bytes:
 
 def write_array(file: BinaryIO, parts: Iterator[bytes]) -> int:
     """Put the arrays of all batches together, in a file of numpy's format; the number of samples,
-    which is written at the end, is returned."""
+    which is written at the end, is returned. The header, written first, has room for it."""
     count = 0
     first: NDArray[Any] | None = None
     for part in parts:
