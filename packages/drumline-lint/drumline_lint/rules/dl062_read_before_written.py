@@ -1,4 +1,8 @@
-"""DL062: ranks read a file that rank 0 may still be writing."""
+"""DL062: ranks read a file that rank 0 may still be writing.
+
+Calls write, prepare, read and wait by their names. Between a branch of rank 0 that writes a file
+and a call of all ranks that reads it, there must be one that waits.
+"""
 
 from __future__ import annotations
 
@@ -18,54 +22,50 @@ from drumline_lint.program.tree import ancestors, called_name, nodes_in
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL062")
+
 _WRITING = re.compile(r"save|dump|write|download|urlretrieve|extract|to_csv|to_parquet")
 _PREPARING = re.compile(r"prepare|preprocess|system|check_call|run|build|make|get_data|cache")
 _READING = re.compile(
     r"(?<!down)(?<!up)load|open|read|from_file|from_pretrained|from_disk|loadtxt|memmap"
 )
+_WAITING = re.compile(r"barrier|wait|sync|broadcast|gather|reduce|backward")
+
+# What an argument is called that is a path, and one that is not written by this program.
 _OF_FILES = re.compile(
     r"path|file|dir|folder|ckpt|checkpoint|cache|dest|archive|[\"'][^\"']+\.\w+[\"']"
 )
 _FROM_ELSEWHERE = re.compile(r"pretrained|base_model")
-_WAITING = re.compile(r"barrier|wait|sync|broadcast|gather|reduce|backward")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """`if rank == 0: save(path)`, then `load(path)` on all ranks with nothing between them; and
-    sleeping instead of waiting."""
+    """Files that rank 0 writes and all ranks read, with nothing between that waits; and sleeping
+    instead of waiting.
+
+        if rank == 0:
+            torch.save(model.state_dict(), path)
+        state = torch.load(path)
+    """
     for branch in program.index(source).every(ast.If):
-        if not _works(branch):
+        if not _prepares(branch):
             continue
+
         tests = rank_tests(program, branch.test)
-        if not any(test.is_main is not None for test in tests) or _waits(program, branch):
+        is_by_rank = any(test.is_main is not None for test in tests)
+        if not is_by_rank or _waits(program, branch):
             continue
+
         yield from _sleeping(program, source, branch)
-        calls = [call for part in branch.body for call in nodes_in(part, ast.Call)]
-        written = {path for call in calls for path in _written_by(program, call)}
-        if not written or not any(test.is_main for test in tests):
-            continue
-        for call in _reads_after(program, branch):
-            is_for_all = not any(rank_tests_at(program, call))
-            if (
-                written & {*_paths(call), _dataset(call)}
-                and is_for_all
-                and not is_single_process(program, call)
-            ):
-                message = (
-                    f"every rank comes to {source.code(call.func)} without waiting for rank 0, "
-                    f"which writes the file ({source.where(branch)})"
-                )
-                severity = None if is_of_ranks(program, source) else Severity.NOTE
-                yield RULE.at(source, call, message, severity=severity)
+        if any(test.is_main for test in tests):
+            yield from _read_too_early(program, source, branch)
 
 
-def _works(branch: ast.If) -> bool:
+def _prepares(branch: ast.If) -> bool:
     """Whether it writes or prepares something, by the names of what it calls."""
-    calls = nodes_in(branch, ast.Call)
-    names = [called_name(call).lower() for call in calls]
-    return any(_WRITING.search(name) or _PREPARING.search(name) for name in names) or any(
-        map(_downloads, calls)
-    )
+    for call in nodes_in(branch, ast.Call):
+        name = called_name(call).lower()
+        if _WRITING.search(name) or _PREPARING.search(name) or _downloads(call):
+            return True
+    return False
 
 
 def _downloads(call: ast.Call) -> bool:
@@ -74,23 +74,84 @@ def _downloads(call: ast.Call) -> bool:
     return isinstance(option, ast.Constant) and option.value is True
 
 
-def _dataset(call: ast.Call) -> str:
-    """The dataset of a library, by its class and folder."""
-    root = argument(call, 0, "root")
-    return "" if root is None else f"{called_name(call)} in {ast.unparse(root)}"
+def _waits(program: Program, node: ast.AST) -> bool:
+    """Whether ranks wait for each other in it: by `dist.barrier()`, or by anything whose name says
+    so."""
+    names = [called_name(call).lower() for call in nodes_in(node, ast.Call)]
+    is_named = any(_WAITING.search(name) for name in names)
+    return is_named or any(collectives_in(program, node))
 
 
 def _sleeping(program: Program, source: Source, branch: ast.If) -> Iterator[Finding]:
-    """`if rank == 0: download() else: time.sleep(60)`: nothing says that it takes less."""
+    """Ranks that wait for a fixed time: nothing says that the work of rank 0 takes less.
+
+    if rank == 0:
+        download()
+    else:
+        time.sleep(60)
+    """
     following = rest_of_block(branch)[:1]
-    is_waited = any(_waits(program, statement) for statement in following)
-    for call in [] if is_waited else nodes_in(branch, ast.Call):
+    if any(_waits(program, statement) for statement in following):
+        return
+
+    for call in nodes_in(branch, ast.Call):
         is_sleep = program.name_of(call.func) == "time.sleep"
-        is_here = loop_around(call) is loop_around(branch)
-        tests = rank_tests_at(program, call) if is_sleep and is_here else ()
-        if any(test.is_main is False for test in tests):
+        if not is_sleep or loop_around(call) is not loop_around(branch):
+            continue
+
+        if any(test.is_main is False for test in rank_tests_at(program, call)):
             message = "the other ranks wait for rank 0 by the clock, however long its work takes"
             yield RULE.at(source, call, message, fix="wait with dist.barrier()")
+
+
+def _read_too_early(program: Program, source: Source, branch: ast.If) -> Iterator[Finding]:
+    """Calls on all ranks that read what the branch of rank 0 writes."""
+    calls = [call for statement in branch.body for call in nodes_in(statement, ast.Call)]
+    written = {path for call in calls for path in _written_by(program, call)}
+    if not written:
+        return
+
+    for call in _reads_after(program, branch):
+        if written.isdisjoint({*_paths(call), _dataset(call)}):
+            continue
+
+        is_for_all = not any(rank_tests_at(program, call))
+        if is_for_all and not is_single_process(program, call):
+            message = (
+                f"every rank comes to {source.code(call.func)} without waiting for rank 0, "
+                f"which writes the file ({source.where(branch)})"
+            )
+            severity = None if is_of_ranks(program, source) else Severity.NOTE
+            yield RULE.at(source, call, message, severity=severity)
+
+
+# What is written, and what is read
+
+
+def _written_by(program: Program, call: ast.Call) -> set[str]:
+    """The files that a call writes, itself or in the function that it calls: there, only what is
+    named outside of the function.
+
+        def save_vocabulary(words):
+            json.dump(words, open(VOCABULARY_FILE, "w"))
+    """
+    if _downloads(call):
+        return {_dataset(call)} - {""}
+    if _is_writing(call):
+        return _paths(call)
+
+    function = program.function_of(call)
+    inner = [] if function is None else nodes_in(function, ast.Call)
+    writes = [part for part in inner if _is_writing(part)]
+    if not writes:
+        return set()
+
+    names = {path for part in writes for path in _paths(part)}
+    return _paths(call) | {name for name in names if name.isupper()}
+
+
+def _is_writing(call: ast.Call) -> bool:
+    return _WRITING.search(called_name(call).lower()) is not None
 
 
 def _reads_after(program: Program, branch: ast.If) -> Iterator[ast.Call]:
@@ -98,30 +159,23 @@ def _reads_after(program: Program, branch: ast.If) -> Iterator[ast.Call]:
     for outer in (branch, *ancestors(branch)):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.With):
             return
+
         for statement in rest_of_block(outer) if isinstance(outer, ast.stmt) else ():
             if _waits(program, statement):
                 return
+
             for call in nodes_in(statement, ast.Call):
                 if _reads(program, call) or _is_of_library(program, call):
                     yield call
 
 
-def _written_by(program: Program, call: ast.Call) -> set[str]:
-    """The files that a call writes, itself or in the function that it calls: there, only what is
-    named outside of the function."""
-    if _downloads(call):
-        return {_dataset(call)} - {""}
-    if _WRITING.search(called_name(call).lower()):
-        return _paths(call)
-    function = program.function_of(call)
-    inner = [] if function is None else nodes_in(function, ast.Call)
-    writes = [part for part in inner if _WRITING.search(called_name(part).lower())]
-    names = {path for part in writes for path in _paths(part)}
-    return {*(_paths(call) if writes else ()), *(name for name in names if name.isupper())}
-
-
 def _reads(program: Program, call: ast.Call) -> bool:
-    """By its name, or the names of what a class of the given files calls as it is made."""
+    """By its name, or the names of what a class of the given files calls as it is made.
+
+    class Words:
+        def __init__(self, path):
+            self.words = json.load(open(path))
+    """
     function = program.function_of(call)
     is_made = getattr(function, "name", "") == "__init__"
     inner = nodes_in(function, ast.Call) if function is not None and is_made else []
@@ -129,23 +183,23 @@ def _reads(program: Program, call: ast.Call) -> bool:
 
 
 def _is_of_library(program: Program, call: ast.Call) -> bool:
+    """`torchvision.datasets.CIFAR10(root)`, which reads the files in its folder."""
     return program.name_of(call.func).startswith(("torchvision.", "torchaudio."))
 
 
-def _waits(program: Program, node: ast.AST) -> bool:
-    names = [called_name(call).lower() for call in nodes_in(node, ast.Call)]
-    is_named = any(_WAITING.search(name) for name in names)
-    return is_named or any(collectives_in(program, node))
+def _dataset(call: ast.Call) -> str:
+    """The dataset of a library, by its class and folder: `CIFAR10 in root`."""
+    root = argument(call, 0, "root")
+    return "" if root is None else f"{called_name(call)} in {ast.unparse(root)}"
 
 
 def _paths(call: ast.Call) -> set[str]:
-    """The files that it is given, as they are written."""
-    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-    owner = [call.func.value] if isinstance(call.func, ast.Attribute) else []
-    texts = {ast.unparse(value) for value in (*arguments, *owner)}
-    is_whole = called_name(call) in ("save", "load")
-    return {
-        text
-        for text in texts
-        if (is_whole or _OF_FILES.search(text.lower())) and not _FROM_ELSEWHERE.search(text.lower())
-    }
+    """The files that it is given, as they are written: `args.checkpoint` and `"model.pt"`."""
+    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if isinstance(call.func, ast.Attribute):
+        values.append(call.func.value)
+
+    texts = {ast.unparse(value) for value in values}
+    if called_name(call) not in ("save", "load"):
+        texts = {text for text in texts if _OF_FILES.search(text.lower())}
+    return {text for text in texts if not _FROM_ELSEWHERE.search(text.lower())}

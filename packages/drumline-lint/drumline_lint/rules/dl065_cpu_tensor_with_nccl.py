@@ -17,6 +17,7 @@ from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL065")
+
 _MAKING = tuple(f"torch.{name}" for name in "tensor zeros ones empty full arange".split())
 _WITHOUT_TENSORS = ("barrier", "init_device_mesh", "new_group", "new_subgroups")
 _EXCHANGING = tuple(
@@ -27,15 +28,22 @@ _EXCHANGING = tuple(
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Tensors that are made without a device and passed to a collective of an NCCL group."""
+    """Tensors that are made without a device and passed to a collective of an NCCL group.
+
+    total = torch.tensor(len(losses))
+    dist.all_reduce(total)
+    """
     calls = list(program.calls(source, *_EXCHANGING))
     if not calls or not _has_nccl_only(program, source):
         return
+
     for call in calls:
+        if has_group(program, call) or _is_known_by_place(program, call):
+            continue
+
         tensor = call.args[0] if call.args else None
         origins = written_values(program, tensor)
-        is_on_cpu = bool(origins) and all(_is_made_on_cpu(program, origin) for origin in origins)
-        if is_on_cpu and not has_group(program, call) and not _is_known_by_place(program, call):
+        if origins and all(_is_made_on_cpu(program, origin) for origin in origins):
             message = (
                 f"{source.code(call.args[0])} is on the CPU, and NCCL exchanges GPU tensors only"
             )
@@ -43,23 +51,32 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _has_nccl_only(program: Program, source: Source) -> bool:
+    """Whether all groups are of NCCL, and tensors are on the CPU unless their device is written:
+    `torch.set_default_device` may change that."""
     if any_text_near(program, source, "torch.set_default_"):
         return False
+
     inits = calls_near(program, source, INIT)
     backends = [program.values(argument(call, 0, "backend")) for call in inits]
     return bool(backends) and all(values == {ConstantValue("nccl")} for values in backends)
 
 
 def _is_known_by_place(program: Program, call: ast.Call) -> bool:
-    """Whether a condition asks where the tensor is: `if not x.is_cuda: ... else: ...`."""
+    """Whether a condition asks where the tensor is.
+
+    if not x.is_cuda:
+        x = x.cuda()
+    else:
+        dist.all_reduce(x)
+    """
     tests = [ast.unparse(test) for test, _ in conditions(program, call)]
     return any(word in test for test in tests for word in ("is_cuda", ".is_cpu", ".device"))
 
 
 def _is_made_on_cpu(program: Program, origin: ast.expr) -> bool:
-    return (
-        isinstance(origin, ast.Call)
-        and program.name_of(origin.func) in _MAKING
-        and argument(origin, None, "device") is None
-        and not has_unknown_arguments(origin)
-    )
+    """`torch.zeros(1)`"""
+    if not isinstance(origin, ast.Call) or program.name_of(origin.func) not in _MAKING:
+        return False
+
+    device = argument(origin, None, "device")
+    return device is None and not has_unknown_arguments(origin)

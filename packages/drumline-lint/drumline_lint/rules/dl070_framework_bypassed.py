@@ -31,9 +31,10 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, loaders
 from drumline_lint.training.steps import every_nth, is_method, steps_of_rounds
 
+RULE = rule("DL070", only_distributed=False)
+
 # Other data may be what this rank has made itself.
 _STORED = ("datasets.load_", "torchvision.datasets.")
-RULE = rule("DL070", only_distributed=False)
 _SCHEDULE = re.compile(r"torch\.optim\.lr_scheduler\.|(?:transformers|diffusers)\..*schedule")
 _SAVED_OTHERWISE = (
     "register_for_checkpointing",
@@ -45,6 +46,7 @@ _SAVED_OTHERWISE = (
 _COUNT = "gradient_accumulation_steps"
 # Not of one micro-batch.
 _ACCUMULATED = re.compile(r"""["']gradient_accumulation_steps["']\]?\s*[:=]\s*(?!1\b)\w""")
+_PREPARING = ("prepare", "prepare_data_loader", "setup_dataloaders", "_setup_dataloader")
 # What makes the model ready, and what must then be called instead of loss.backward().
 _BACKWARD = {
     f"{ACCELERATOR}.prepare": "accelerator.backward(loss)",
@@ -55,26 +57,45 @@ _BACKWARD = {
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """`loss.backward()`, the engine's optimizer, and loaders and schedules that were not prepared
-    as they must be, where all of it is in one function."""
+    as they must be, where all of it is in one function.
+
+        model, optimizer = accelerator.prepare(model, optimizer)
+        for batch in loader:
+            model(batch).loss.backward()
+            optimizer.step()
+    """
     yield from _not_accumulated(program, source)
+
     for prepare in program.calls(source, *_BACKWARD):
         name = program.name_of(prepare.func)
         if "ccelerat" in name:
             yield from _short_schedules(program, source, prepare)
             yield from _unsaved_schedules(program, source, prepare)
+
         for loop in batch_loops(program, source):
             if _home(loop) is _home(prepare):
                 yield from _in_loop(program, source, prepare, loop)
+                if name != DEEPSPEED:
+                    yield from _unknown_loaders(program, source, loop)
+
+
+def _home(node: ast.AST) -> ast.AST | None:
+    """The function that it is in, or the class of the method."""
+    function = enclosing_function(node)
+    return function if function is None else enclosing_class(function) or function
 
 
 def _not_accumulated(program: Program, source: Source) -> Iterator[Finding]:
     """`Accelerator(gradient_accumulation_steps=8)`, and no `accelerator.accumulate(model)`."""
     for call in program.calls(source, ACCELERATOR):
-        option = argument(call, None, "gradient_accumulation_steps")
+        option = argument(call, None, _COUNT)
         counts = constants(program, option) if option is not None else set()
-        is_several = any(isinstance(count, int) and count > 1 for count in counts)
-        is_used = any_text_near(program, source, ".accumulate(", "DeepSpeed", "deepspeed")
-        loops = batch_loops(program, source) if is_several and not is_used else []
+        if not any(isinstance(count, int) and count > 1 for count in counts):
+            continue
+        if any_text_near(program, source, ".accumulate(", "DeepSpeed", "deepspeed"):
+            continue
+
+        loops = batch_loops(program, source)
         steps = [step for loop in loops for step in steps_of_rounds(program, loop)]
         if steps and not any(is_rare for _, is_rare in steps):
             message = (
@@ -85,17 +106,20 @@ def _not_accumulated(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
 
 
-def _home(node: ast.AST) -> ast.AST | None:
-    """The function that it is in, or the class of the method."""
-    function = enclosing_function(node)
-    return function if function is None else enclosing_class(function) or function
+# Backward passes and steps
 
 
 def _in_loop(program: Program, source: Source, prepare: ast.Call, loop: Loop) -> Iterator[Finding]:
+    """What the rounds of a loop call themselves, and the framework would do: `loss.backward()`."""
     name = program.name_of(prepare.func)
     calls = [call for call in calls_made_in(program, loop) if program.source_of(call) is source]
     passes = [call for call in calls if is_method(call, "backward")]
-    for call in passes if not any(call.args for call in passes) else ():
+    if name == DEEPSPEED and passes:
+        yield from _steps_of_engine(program, source, prepare, loop, calls)
+    if any(call.args for call in passes):
+        return
+
+    for call in passes:
         message = (
             f"{source.code(call)} goes around the framework, "
             "which scales the loss and decides when gradients are averaged"
@@ -104,20 +128,52 @@ def _in_loop(program: Program, source: Source, prepare: ast.Call, loop: Loop) ->
         is_missed = name == DEEPSPEED or _has_own_backward(program, source)
         severity = Severity.WARNING if is_always and is_missed else None
         yield RULE.at(source, call, message, fix=f"call {_BACKWARD[name]}", severity=severity)
-    targets = [dotted(target) for target in _targets(prepare)]
-    steps = [call for call in calls if is_method(call, "step")]
-    for call in steps if name == DEEPSPEED and targets[1:] else ():
-        is_whole = any(call.args for call in passes) and all(call.args for call in passes)
-        if dotted(call.func) == f"{targets[1]}.step" and is_whole:
+
+
+def _has_own_backward(program: Program, source: Source) -> bool:
+    """Whether the framework scales the loss, or counts micro-batches: else its backward does what
+    the loss's does.
+
+        accelerator = Accelerator(mixed_precision="fp16")
+    """
+    for call in program.calls(source, ACCELERATOR, FABRIC):
+        options = [argument(call, None, name) for name in ("mixed_precision", "precision")]
+        precisions = {value for option in options for value in program.values(option)}
+        is_scaled = precisions & {ConstantValue("fp16"), ConstantValue("16-mixed")}
+        if is_scaled or has_unknown_arguments(call):
+            return True
+
+    return "gradient_accumulation" in source.text or ".accumulate(" in source.text
+
+
+def _steps_of_engine(
+    program: Program, source: Source, prepare: ast.Call, loop: Loop, calls: list[ast.Call]
+) -> Iterator[Finding]:
+    """Steps of the optimizer that DeepSpeed has, and steps of an engine that accumulates itself,
+    which are made in some rounds only.
+
+        engine, optimizer, _, _ = deepspeed.initialize(config=config, model=model)
+        for index, batch in enumerate(loader):
+            engine.backward(engine(batch))
+            if (index + 1) % accumulation == 0:
+                engine.step()
+    """
+    steps = [f"{dotted(target)}.step" for target in _targets(prepare)]
+    passes = [call for call in calls if is_method(call, "backward")]
+    is_of_engine = all(call.args for call in passes)
+    is_every = not any(every_nth(program, call, loop) for call in passes)
+    is_accumulated = is_every and _ACCUMULATED.search(source.text) is not None
+
+    for call in calls:
+        if is_of_engine and dotted(call.func) in steps[1:2]:
             message = (
                 f"{source.code(call)} goes around the engine, which counts micro-batches, "
                 "clips, and steps the schedule"
             )
             yield RULE.at(source, call, message, fix="call engine.step()")
-    is_accumulated = name == DEEPSPEED and _ACCUMULATED.search(source.text) is not None
-    is_every = not any(every_nth(program, call, loop) for call in passes)
-    for call in steps if is_accumulated and passes and is_every else ():
-        if dotted(call.func) == f"{targets[0]}.step" and every_nth(program, call, loop):
+
+        is_of_this = is_accumulated and dotted(call.func) in steps[:1]
+        if is_of_this and every_nth(program, call, loop):
             message = (
                 f"{source.code(call)} comes after several micro-batches, and the engine counts its "
                 "calls itself: it updates the weights far too seldom"
@@ -126,84 +182,88 @@ def _in_loop(program: Program, source: Source, prepare: ast.Call, loop: Loop) ->
             is_one = _accumulated_counts(program, source) == {1}
             severity = Severity.NOTE if is_one else Severity.WARNING
             yield RULE.at(source, call, message, fix=fix, severity=severity)
-    yield from _unknown_loaders(program, source, loop, name)
 
 
 def _accumulated_counts(program: Program, source: Source) -> set[object]:
     """The numbers of micro-batches in the settings that are written in a file, and the defaults of
-    their options."""
-    return {
-        count
-        for settings in program.index(source).every(ast.Dict)
-        for key, value in zip(settings.keys, settings.values, strict=True)
-        if isinstance(key, ast.Constant) and key.value == _COUNT
-        for count in constants(program, value)
-    }
+    their options: 1 and 8 of
+
+        parser.add_argument("--accumulation", default=8)
+        config = {"gradient_accumulation_steps": args.accumulation}
+        config_for_tests = {"gradient_accumulation_steps": 1}
+    """
+    counts: set[object] = set()
+    for settings in program.index(source).every(ast.Dict):
+        for key, value in zip(settings.keys, settings.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == _COUNT:
+                counts |= constants(program, value)
+    return counts
 
 
-def _unknown_loaders(program: Program, source: Source, loop: Loop, name: str) -> Iterator[Finding]:
+# Loaders
+
+
+def _unknown_loaders(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
+    """A loader of the same function that the framework was not given, and that divides nothing
+    itself: `DataLoader(dataset, shuffle=True)`."""
     iterated = program.iterated(loop.iter) if isinstance(loop, ast.For) else None
     prepared = {ast.unparse(value) for call in _prepares(scope_of(loop)) for value in call.args}
-    for call in loaders(program, iterated) if name != DEEPSPEED else ():
+
+    for call in loaders(program, iterated):
         names = {dotted(target) for target in _targets(call)}
         is_here = enclosing_function(call) is enclosing_function(loop)
+        if names & prepared or not is_here:
+            continue
+
+        dataset = given(call, "dataset")
         orders = [given(call, option) for option in ("sampler", "batch_sampler")]
-        is_plain = orders == [None, None] and not depends_on_rank(program, given(call, "dataset"))
-        if is_here and is_plain and not names & prepared:
+        if orders == [None, None] and not depends_on_rank(program, dataset):
             message = (
                 "the framework does not know this loader: every rank trains on all of the data"
             )
-            origins = [
-                part
-                for part in parts(program, given(call, "dataset"))
-                if isinstance(part, ast.Call)
-            ]
-            is_stored = any(program.name_of(part.func).startswith(_STORED) for part in origins)
-            severity = Severity.WARNING if is_stored else None
             fix = "pass the loader to the framework as well"
+            makers = [part for part in parts(program, dataset) if isinstance(part, ast.Call)]
+            is_stored = any(program.name_of(maker.func).startswith(_STORED) for maker in makers)
+            severity = Severity.WARNING if is_stored else None
             yield RULE.at(source, call, message, fix=fix, severity=severity)
 
 
-def _has_own_backward(program: Program, source: Source) -> bool:
-    """Whether the framework scales the loss, or counts micro-batches: else its backward does what
-    the loss's does."""
-    for call in program.calls(source, ACCELERATOR, FABRIC):
-        options = [argument(call, None, name) for name in ("mixed_precision", "precision")]
-        constants = [value for option in options for value in program.values(option)]
-        names = [value.value for value in constants if isinstance(value, ConstantValue)]
-        if has_unknown_arguments(call) or "fp16" in names or "16-mixed" in names:
-            return True
-    return "gradient_accumulation" in source.text or ".accumulate(" in source.text
-
-
 def _prepares(scope: ast.AST) -> list[ast.Call]:
-    names = ("prepare", "prepare_data_loader", "setup_dataloaders", "_setup_dataloader")
-    return [call for call in nodes_in(scope, ast.Call) if called_name(call) in names]
+    """`accelerator.prepare(...)` and `fabric.setup_dataloaders(...)`"""
+    return [call for call in nodes_in(scope, ast.Call) if called_name(call) in _PREPARING]
 
 
 def _targets(call: ast.Call) -> list[ast.expr]:
+    """`engine` and `optimizer` of `engine, optimizer = deepspeed.initialize(...)`."""
     statement = statement_of(call)
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return [part for target in targets for part in getattr(target, "elts", [target])]
 
 
+# Schedules
+
+
 def _unsaved_schedules(program: Program, source: Source, prepare: ast.Call) -> Iterator[Finding]:
     """A schedule that was not prepared, in a run that continues from `accelerator.save_state`."""
     calls = nodes_in(scope_of(prepare), ast.Call)
-    names = {called_name(call) for call in calls}
-    prepared = {name for call in _prepares(scope_of(prepare)) for name in _names(call)}
-    is_resumed = {"save_state", "load_state"} <= names
-    is_known = not any(has_unknown_arguments(call) for call in _prepares(scope_of(prepare)))
-    if not is_resumed or not is_known or any_text_near(program, source, *_SAVED_OTHERWISE):
+    prepares = _prepares(scope_of(prepare))
+    is_resumed = {"save_state", "load_state"} <= {called_name(call) for call in calls}
+    if not is_resumed or any(map(has_unknown_arguments, prepares)):
         return
+    if any_text_near(program, source, *_SAVED_OTHERWISE):
+        return
+
+    prepared = {name for call in prepares for name in _names(call)}
     stepped = [dotted(call.func) for call in calls if is_method(call, "step")]
     for schedule in calls:
+        if not _SCHEDULE.match(program.name_of(schedule.func)):
+            continue
+
         targets = {dotted(target) for target in _targets(schedule)}
-        is_schedule = _SCHEDULE.match(program.name_of(schedule.func)) is not None
         # stepped twice, it may be brought to where the run continues
         is_stepped = any(stepped.count(f"{target}.step") == 1 for target in targets)
         is_placed = argument(schedule, None, "last_epoch") is not None
-        if is_schedule and is_stepped and not is_placed and not targets & prepared:
+        if is_stepped and not is_placed and not targets & prepared:
             message = (
                 "save_state and load_state do not know this schedule: a run that continues begins "
                 "with its first learning rate"
@@ -213,35 +273,30 @@ def _unsaved_schedules(program: Program, source: Source, prepare: ast.Call) -> I
 
 
 def _names(call: ast.Call) -> set[str]:
-    return {
-        dotted(name) for value in call.args for name in nodes_in(value, ast.Name, ast.Attribute)
-    }
+    """`model` and `args.schedule` of `prepare(model, args.schedule)`, among others."""
+    nodes = [node for value in call.args for node in nodes_in(value, ast.Name, ast.Attribute)]
+    return {dotted(node) for node in nodes}
 
 
 def _short_schedules(program: Program, source: Source, prepare: ast.Call) -> Iterator[Finding]:
     """A schedule as long as a loader that was prepared before, which is prepared itself: Accelerate
-    then steps it once for every rank."""
-    prepares = [
-        call
-        for call in _prepares(scope_of(prepare))
-        if is_after(prepare, call) and call is not prepare
-    ]
-    prepared = {dotted(target) for call in prepares for target in _targets(call)}
+    then steps it once for every rank.
+
+        loader = accelerator.prepare(loader)
+        schedule = get_linear_schedule(optimizer, num_steps=len(loader) * epochs)
+        schedule = accelerator.prepare(schedule)
+    """
+    prepares = _prepares(scope_of(prepare))
+    before = [call for call in prepares if call is not prepare and is_after(prepare, call)]
+    prepared = {dotted(target) for call in before for target in _targets(call)}
+
     for schedule in (part for value in prepare.args for part in parts(program, value)):
-        if not (
-            isinstance(schedule, ast.Call)
-            and "sched" in called_name(schedule).lower()
-            and program.source_of(schedule) is source
-        ):
+        if not isinstance(schedule, ast.Call) or "sched" not in called_name(schedule).lower():
             continue
-        every = list(parts(program, schedule))
-        lengths = {
-            dotted(part.args[0])
-            for part in every
-            if isinstance(part, ast.Call) and called_name(part) == "len" and part.args
-        }
-        words = {last_name(part) for part in every}
-        if lengths & prepared and not words & {"num_processes", "split_batches", "world_size"}:
+        if program.source_of(schedule) is not source:
+            continue
+
+        if _is_as_long_as(program, schedule, prepared):
             message = (
                 "the schedule counts the steps of one rank, and Accelerate steps it once for "
                 "every rank: it ends far too early"
@@ -249,6 +304,17 @@ def _short_schedules(program: Program, source: Source, prepare: ast.Call) -> Ite
             fix = "multiply the number of steps by accelerator.num_processes"
             severity = Severity.NOTE if _may_be_constant(schedule) else Severity.WARNING
             yield RULE.at(source, schedule, message, fix=fix, severity=severity)
+
+
+def _is_as_long_as(program: Program, schedule: ast.Call, prepared: set[str]) -> bool:
+    """Whether its length is made of the `len` of a prepared loader, and not of the number of ranks."""
+    lengths = set()
+    for part in parts(program, schedule):
+        if last_name(part) in ("num_processes", "split_batches", "world_size"):
+            return False
+        if isinstance(part, ast.Call) and called_name(part) == "len" and part.args:
+            lengths.add(dotted(part.args[0]))
+    return not lengths.isdisjoint(prepared)
 
 
 def _may_be_constant(schedule: ast.Call) -> bool:
