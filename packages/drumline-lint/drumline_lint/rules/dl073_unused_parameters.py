@@ -16,25 +16,36 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.models import wrapped
 
 RULE = rule("DL073", in_tests=False)
+
 _LISTS = ("torch.nn.ModuleDict", "torch.nn.ModuleList")
 _LAYERS = tuple(f"torch.nn.{name}" for name in "Linear Conv1d Conv2d Conv3d Embedding".split())
 _LOOPS = (ast.For, ast.comprehension, ast.ListComp, ast.GeneratorExp, ast.DictComp)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Models of which a forward uses one of several parts, and layers that are used nowhere."""
+    """Models of which a forward uses one of several parts, and layers that are used nowhere.
+
+    class Model(nn.Module):
+        def __init__(self):
+            self.heads = nn.ModuleDict({"a": Head(), "b": Head()})
+
+        def forward(self, x, task):
+            return self.heads[task](x)
+
+    model = DDP(Model())
+    """
     for call in program.calls(source, DDP):
-        options = [
-            argument(call, None, name) for name in ("find_unused_parameters", "static_graph")
-        ]
-        if program.values(options[0]) == {ConstantValue(True)} and _is_reentrant(program, source):
+        option = argument(call, None, "find_unused_parameters")
+        if program.values(option) == {ConstantValue(True)} and _is_reentrant(program, source):
             message = (
                 "find_unused_parameters marks the parameters of reentrant checkpoints twice: "
                 "the backward pass raises a RuntimeError"
             )
             yield RULE.at(source, call, message, fix="checkpoint with use_reentrant=False")
-        if any(options) or has_unknown_arguments(call):
+
+        if option or argument(call, None, "static_graph") or has_unknown_arguments(call):
             continue
+
         for value in program.values(wrapped(call)):
             part = _unused(program, value.of) if isinstance(value, Instance) else ""
             if part:
@@ -46,49 +57,67 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_reentrant(program: Program, source: Source) -> bool:
-    """Whether activations are checkpointed in the way that runs a backward pass inside another."""
+    """Whether activations are checkpointed in the way that runs a backward pass inside another.
+
+    x = checkpoint(block, x, use_reentrant=True)
+    """
     if any_text_near(program, source, "use_reentrant=False", '"use_reentrant": False'):
         return False
+    if any_text_near(program, source, '"use_reentrant": True'):
+        return True
+
     calls = calls_near(program, source, "torch.utils.checkpoint.checkpoint")
     options = [argument(call, None, "use_reentrant") for call in calls]
-    is_given = any(program.values(option) == {ConstantValue(True)} for option in options)
-    return is_given or any_text_near(program, source, '"use_reentrant": True')
+    return any(program.values(option) == {ConstantValue(True)} for option in options)
 
 
 def _unused(program: Program, model: ast.ClassDef) -> str:
-    """A part of the model that not every forward uses; empty if none is known."""
+    """A part of the model that not every forward uses: `self.head`; empty if none is known."""
     forward = program.method(model, "forward")
     making = program.method(model, "__init__")
-    statements = nodes_in(making, ast.Assign) if forward is not None and making is not None else []
-    for statement in statements:
+    if forward is None or making is None:
+        return ""
+
+    for statement in nodes_in(making, ast.Assign):
         target = statement.targets[0]
-        made = [v.name for v in program.values(statement.value) if isinstance(v, CallResult)]
-        if not isinstance(target, ast.Attribute) or last_name(target.value) != "self" or not made:
+        if not isinstance(target, ast.Attribute) or last_name(target.value) != "self":
             continue
-        if made[0] in _LISTS and forward is not None and _is_one_chosen(forward, target.attr):
+
+        values = program.values(statement.value)
+        made = [value.name for value in values if isinstance(value, CallResult)]
+        if not made:
+            continue
+
+        if made[0] in _LISTS and _is_one_chosen(forward, target.attr):
             return f"what is not chosen of self.{target.attr}"
         if made[0] in _LAYERS and _is_named_nowhere(program, target.attr):
             return f"self.{target.attr}"
+
     return ""
 
 
 def _is_one_chosen(forward: ast.AST, name: str) -> bool:
-    """`self.heads[task](x)`, where that is the only use, and no loop goes over all."""
+    """Whether the only use of a list of modules takes one of them, and no loop goes over all.
+
+    return self.heads[task](x)
+    """
     uses = [node for node in nodes_in(forward, ast.Attribute) if node.attr == name]
     chosen = [node for node in nodes_in(forward, ast.Subscript) if node.value in uses]
+    if not chosen or len(chosen) != len(uses):
+        return False
+
     is_single = all(isinstance(node.slice, ast.Name) for node in chosen)
     is_in_loop = any(isinstance(outer, _LOOPS) for use in uses for outer in ancestors(use))
-    return bool(chosen) and len(chosen) == len(uses) and is_single and not is_in_loop
+    return is_single and not is_in_loop
 
 
 def _is_named_nowhere(program: Program, name: str) -> bool:
-    """Whether no code reads it, by an attribute or text."""
-    return not any(
-        "getattr" in source.text
-        or f'"{name}"' in source.text
-        or any(
-            node.attr == name and isinstance(node.ctx, ast.Load)
-            for node in program.index(source).every(ast.Attribute)
-        )
-        for source in program.sources
-    )
+    """Whether no code reads it, by an attribute or text: `getattr(self, "head")`."""
+    for source in program.sources:
+        if "getattr" in source.text or f'"{name}"' in source.text:
+            return False
+
+        for node in program.index(source).every(ast.Attribute):
+            if node.attr == name and isinstance(node.ctx, ast.Load):
+                return False
+    return True

@@ -19,66 +19,189 @@ from drumline_lint.reading.allocation import processes_per_node
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL074", in_tests=False)
+
 _DRAWS = ("random.randint", "random.randrange", "numpy.random.randint")
+_OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+_DEVICE_COUNT = "torch.cuda.device_count"
+_TWICE = "the local rank is given as the rank: on a second host it is there twice"
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Ranks that are the same everywhere, ports that have the rank in them, variables that are set
-    as numbers or too late."""
+    as numbers or too late.
+
+        os.environ["MASTER_PORT"] = str(29500 + rank)
+        dist.init_process_group("nccl", rank=0, world_size=4)
+    """
     inits = list(program.calls(source, INIT))
     for call in inits:
         if message := _about_rank(program, call):
             severity = Severity.WARNING if _is_of_nodes(program, call) else None
             yield RULE.at(source, call, message, severity=severity)
+
     for setting in settings(program, source):
-        origins = written_values(program, setting.value)
-        texts = [ast.unparse(origin) for origin in origins]
-        if origins and all(_is_number(program, origin) for origin in origins):
-            message = (
-                f"{setting.name} is set to a number: os.environ takes text, and raises a TypeError"
-            )
-            yield RULE.at(
-                source, setting.node, message, fix="write str(...)", severity=Severity.WARNING
-            )
-        elif setting.name == "RANK" and texts and all("SLURM_LOCALID" in text for text in texts):
-            message = "the local rank is given as the rank: on a second host it is there twice"
-            yield RULE.at(source, setting.node, message)
-        elif setting.name == "MASTER_PORT" and _is_own(program, setting, inits):
-            message = "every rank takes a port of its own, and they do not find each other"
-            yield RULE.at(source, setting.node, message, severity=Severity.WARNING)
-        elif _is_of_launcher(program, source, setting):
-            message = (
-                f"torchrun sets {setting.name} for each rank, and this replaces it: "
-                "all ranks have the same"
-            )
-            fix = "leave it as the launcher sets it"
-            yield RULE.at(source, setting.node, message, fix=fix, severity=Severity.WARNING)
+        yield from _of_setting(program, source, setting, inits)
+
     yield from _other_counts(program, source)
 
 
+# Arguments of init_process_group
+
+
+def _about_rank(program: Program, call: ast.Call) -> str:
+    """What is wrong with the rank of a call that joins the group; empty if nothing is.
+
+    dist.init_process_group("nccl", rank=local_rank, world_size=nodes * gpus)
+    """
+    rank = argument(call, 4, "rank")
+    size = argument(call, 3, "world_size")
+    if isinstance(rank, ast.Constant) and isinstance(rank.value, int):
+        numbers = [getattr(origin, "value", 0) for origin in written_values(program, size)]
+        if any(isinstance(number, int) and number > 1 for number in numbers):
+            return f"rank={rank.value} on every rank: the others never join"
+
+    kinds = {value.kind for value in program.values(rank) if isinstance(value, Rank)}
+    if kinds not in ({"local"}, {"spawned"}):
+        return ""
+    if any(isinstance(origin, ast.BinOp) for origin in written_values(program, rank)):
+        return ""
+
+    texts = [ast.unparse(origin) for origin in _sizes(program, size)]
+    has_nodes = any("*" in text and "node" in text for text in texts)
+    return _TWICE if has_nodes else ""
+
+
+def _is_of_nodes(program: Program, call: ast.Call) -> bool:
+    """Whether the world size has a factor for nodes, of which there are several by default.
+
+    parser.add_argument("--nodes", default=2)
+    world_size = args.nodes * args.gpus
+    """
+    counts = [
+        count
+        for origin in _sizes(program, argument(call, 3, "world_size"))
+        for factor in nodes_in(origin, ast.Name, ast.Attribute)
+        if "node" in ast.unparse(factor)
+        for count in constants(program, factor)
+    ]
+    return any(isinstance(count, int) and count > 1 for count in counts)
+
+
+def _sizes(program: Program, size: ast.expr | None) -> list[ast.expr]:
+    """What the world size is, for an attribute wherever it is set: `nodes * gpus` of
+    `args.world_size = nodes * gpus`."""
+    origins = [*written_values(program, size)]
+    if isinstance(size, ast.Attribute):
+        for source in program.sources:
+            for _, binding in program.index(source).attributes.get(size.attr, ()):
+                if binding.value is not None:
+                    origins.append(binding.value)
+    return origins
+
+
+# Variables of the environment
+
+
+def _of_setting(
+    program: Program, source: Source, setting: Setting, inits: list[ast.Call]
+) -> Iterator[Finding]:
+    """A variable that is set to what no rank can use: `os.environ["WORLD_SIZE"] = 4`."""
+    name = setting.name
+    fix = ""
+    severity: Severity | None = Severity.WARNING
+    origins = written_values(program, setting.value)
+
+    if origins and all(_is_number(program, origin) for origin in origins):
+        message = f"{name} is set to a number: os.environ takes text, and raises a TypeError"
+        fix = "write str(...)"
+    elif name == "RANK" and origins and all(map(_is_local_rank, origins)):
+        message = _TWICE
+        severity = None
+    elif name == "MASTER_PORT" and _is_own_port(program, setting, inits):
+        message = "every rank takes a port of its own, and they do not find each other"
+    elif _is_of_launcher(program, source, setting):
+        message = (
+            f"torchrun sets {name} for each rank, and this replaces it: all ranks have the same"
+        )
+        fix = "leave it as the launcher sets it"
+    else:
+        return
+
+    yield RULE.at(source, setting.node, message, fix=fix, severity=severity)
+
+
+def _is_number(program: Program, origin: ast.expr) -> bool:
+    """`4`, and `torch.cuda.device_count()`"""
+    if isinstance(origin, ast.Call):
+        return program.name_of(origin.func) in ("int", "len", _DEVICE_COUNT)
+    return isinstance(origin, ast.Constant) and type(origin.value) is int
+
+
+def _is_local_rank(origin: ast.expr) -> bool:
+    """`os.environ["SLURM_LOCALID"]`"""
+    return "SLURM_LOCALID" in ast.unparse(origin)
+
+
+def _is_own_port(program: Program, setting: Setting, inits: list[ast.Call]) -> bool:
+    """`str(29500 + rank)`, and a port that the function looks for which starts the group."""
+    value = setting.value
+    if value is None:
+        return False
+
+    if any(scope_of(init) is scope_of(setting.node) for init in inits):
+        is_seeded = any_text_near(program, program.source_of(setting.node), "seed(")
+        draws = () if is_seeded else _DRAWS
+        for call in nodes_in(value, ast.Call):
+            if "free_port" in called_name(call) or program.name_of(call.func) in draws:
+                return not any(conditions(program, setting.node))
+
+    sums = nodes_in(value, ast.BinOp, ast.FormattedValue)
+    names = [name for part in sums for name in nodes_in(part, ast.Name, ast.Attribute)]
+    meanings = [meaning for name in names for meaning in program.values(name)]
+    kinds = {meaning.kind for meaning in meanings if isinstance(meaning, Rank)}
+    return not kinds.isdisjoint(("global", "local", "spawned"))
+
+
 def _is_of_launcher(program: Program, source: Source, setting: Setting) -> bool:
-    """Whether a constant replaces, in any case, what torchrun has set for several ranks."""
+    """Whether a constant replaces, in any case, what torchrun has set for several ranks.
+
+    In a file that `torchrun --nproc-per-node=4` starts:
+
+        os.environ["LOCAL_RANK"] = "0"
+    """
+    if setting.name not in _OF_RANK or not isinstance(setting.value, ast.Constant):
+        return False
+
     is_started = any(
         launch.is_torchrun and processes_per_node(launch) != 1
         for launch in program.launches_of(source)
     )
-    is_of_rank = setting.name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    is_constant = is_of_rank and isinstance(setting.value, ast.Constant)
-    return is_started and is_constant and not any(conditions(program, setting.node))
+    return is_started and not any(conditions(program, setting.node))
+
+
+# Processes that are spawned
 
 
 def _other_counts(program: Program, source: Source) -> Iterator[Finding]:
-    """`mp.spawn(main, args=(world_size,), nprocs=2)`, where main joins with another world size."""
+    """Processes that are spawned, and join a group of another size.
+
+    def main(rank):
+        dist.init_process_group("nccl", rank=rank, world_size=4)
+
+    mp.spawn(main, nprocs=2)
+    """
     for call in program.calls(source, "torch.multiprocessing.spawn"):
         count = argument(call, 2, "nprocs")
         started = program.started_functions(call)
-        sizes = [
-            argument(init, 3, "world_size")
-            for init in program.all_calls(INIT)
-            if {enclosing_function(init), *_callers(program, init)} & {*started}
-        ]
-        for size in sizes:
-            if count is not None and _differ(program.values(count), program.values(size)):
+        if count is None:
+            continue
+
+        for init in program.all_calls(INIT):
+            if not {enclosing_function(init), *_callers(program, init)} & {*started}:
+                continue
+
+            size = argument(init, 3, "world_size")
+            if _differ(program.values(count), program.values(size)):
                 message = (
                     f"{source.code(count)} processes are spawned, and the world size is another "
                     "number: init_process_group waits for ranks that never start"
@@ -97,75 +220,15 @@ def _differ(count: Values, size: Values) -> bool:
     """Whether they are two constants, or a constant and the number of GPUs."""
     if len(count) != 1 or len(size) != 1 or count == size:
         return False
+
     kinds = [_kind(value) for value in (*count, *size)]
     return all(kinds) and "constant" in kinds
 
 
 def _kind(value: Value) -> str:
+    """`constant` of 4, `count` of `torch.cuda.device_count()`; empty for all else."""
     if isinstance(value, ConstantValue):
         return "constant" if isinstance(value.value, int) and value.value > 1 else ""
-    is_count = isinstance(value, CallResult) and value.name == "torch.cuda.device_count"
+
+    is_count = isinstance(value, CallResult) and value.name == _DEVICE_COUNT
     return "count" if is_count else ""
-
-
-def _is_number(program: Program, origin: ast.expr) -> bool:
-    if isinstance(origin, ast.Call):
-        return program.name_of(origin.func) in ("int", "len", "torch.cuda.device_count")
-    return isinstance(origin, ast.Constant) and type(origin.value) is int
-
-
-def _is_own(program: Program, setting: Setting, inits: list[ast.Call]) -> bool:
-    """`str(29500 + rank)`, and a port that the function looks for which starts the group."""
-    value = setting.value
-    is_started = any(scope_of(init) is scope_of(setting.node) for init in inits)
-    calls = nodes_in(value, ast.Call) if value is not None and is_started else []
-    is_seeded = any_text_near(program, program.source_of(setting.node), "seed(")
-    draws = () if is_seeded else _DRAWS
-    if any(
-        "free_port" in called_name(call) or program.name_of(call.func) in draws for call in calls
-    ):
-        return not any(conditions(program, setting.node))
-    sums = nodes_in(value, ast.BinOp, ast.FormattedValue) if value is not None else []
-    names = [name for part in sums for name in nodes_in(part, ast.Name, ast.Attribute)]
-    kinds = {v.kind for name in names for v in program.values(name) if isinstance(v, Rank)}
-    return bool(kinds & {"global", "local", "spawned"})
-
-
-def _is_of_nodes(program: Program, call: ast.Call) -> bool:
-    """Whether the world size has a factor for nodes, of which there are several by default."""
-    factors = [
-        name
-        for origin in _sizes(program, argument(call, 3, "world_size"))
-        for name in nodes_in(origin, ast.Name, ast.Attribute)
-        if "node" in ast.unparse(name)
-    ]
-    counts = [count for factor in factors for count in constants(program, factor)]
-    return any(isinstance(count, int) and count > 1 for count in counts)
-
-
-def _sizes(program: Program, size: ast.expr | None) -> list[ast.expr]:
-    """What the world size is, for an attribute wherever it is set."""
-    origins = written_values(program, size)
-    if not isinstance(size, ast.Attribute):
-        return origins
-    indexes = [program.index(file) for file in program.sources]
-    pairs = [pair for index in indexes for pair in index.attributes.get(size.attr, ())]
-    values = [binding.value for _, binding in pairs if binding.value is not None]
-    return [*origins, *values]
-
-
-def _about_rank(program: Program, call: ast.Call) -> str:
-    rank = argument(call, 4, "rank")
-    size = argument(call, 3, "world_size")
-    sizes = [getattr(origin, "value", 0) for origin in written_values(program, size)]
-    is_several = any(isinstance(number, int) and number > 1 for number in sizes)
-    if isinstance(rank, ast.Constant) and isinstance(rank.value, int) and is_several:
-        return f"rank={rank.value} on every rank: the others never join"
-    kinds = {value.kind for value in program.values(rank) if isinstance(value, Rank)}
-    if any(isinstance(origin, ast.BinOp) for origin in written_values(program, rank)):
-        return ""
-    texts = [ast.unparse(origin) for origin in _sizes(program, size)]
-    has_nodes = any("*" in text and "node" in text for text in texts)
-    if kinds in ({"local"}, {"spawned"}) and has_nodes:
-        return "the local rank is given as the rank: on a second host it is there twice"
-    return ""

@@ -18,6 +18,7 @@ from drumline_lint.reading.launchers import PYTHON, Launch
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL077", only_distributed=False)
+
 # Code that looks whether there is a launcher, or does its work.
 _OTHER_STARTS = re.compile(
     r"SLURM_|OMPI_|\bspawn\(|Process\(|start_processes|environ\.update|subprocess"
@@ -32,30 +33,41 @@ _SOURCED = re.compile(r"^\s*(?:source|\.)\s+(?!\S*(?:activate|conda|bashrc|profi
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """`python train.py`, where the launcher's variables are read in any case."""
+    """A script that starts a file as one process, which reads the launcher's variables in any case.
+
+    In run.sh, then in train.py:
+
+        python train.py
+
+        dist.init_process_group("nccl", rank=int(os.environ["RANK"]))
+    """
     started = program.launches_of(source)
     if not started or not all(map(_is_plain, started)) or framework(program, source):
         return
+
     texts = [near.text for near in connected(program, source)]
+    if any(map(_OTHER_STARTS.search, texts)):
+        return
+
     # tasks of Slurm with an address of the first are meant to be ranks, also with defaults
     are_ranks = all(launch.srun and "MASTER_ADDR" in launch.script.text for launch in started)
-    is_alone = not are_ranks and any(map(_MAY_BE_ALONE.search, texts))
-    if is_alone or any(map(_OTHER_STARTS.search, texts)):
+    if not are_ranks and any(map(_MAY_BE_ALONE.search, texts)):
         return
+
     reads = [
         read
         for read in program.index(source).every(ast.Subscript)
         if joins(program, read) and not any(conditions(program, read))
     ]
     if are_ranks:
-        reads += list(_reads_with_default(program, source))
-    if reads and any(program.calls(source, INIT)):
-        for launch in started:
-            starter = "python" if launch.srun is None else "srun"
-            message = (
-                f"{source.path.name} reads {source.code(reads[0])}, which {starter} does not set"
-            )
-            yield RULE.at(launch.script, launch.name[-1], message)
+        reads += _reads_with_default(program, source)
+    if not reads or not any(program.calls(source, INIT)):
+        return
+
+    for launch in started:
+        starter = "python" if launch.srun is None else "srun"
+        message = f"{source.path.name} reads {source.code(reads[0])}, which {starter} does not set"
+        yield RULE.at(launch.script, launch.name[-1], message)
 
 
 def _reads_with_default(program: Program, source: Source) -> Iterator[ast.Call]:
@@ -67,10 +79,22 @@ def _reads_with_default(program: Program, source: Source) -> Iterator[ast.Call]:
 
 
 def _is_plain(launch: Launch) -> bool:
+    """Whether it runs Python on this host, and nothing around it may set the rank.
+
+        python train.py
+        srun --ntasks=4 python train.py
+
+    And not `RANK=0 python train.py`, nor `docker run image python train.py`.
+    """
+    script = launch.script
+    is_elsewhere = launch.is_elsewhere or script.container is not None or bool(launch.docker)
+    if launch.kind != PYTHON or is_elsewhere:
+        return False
+    if re.search(r"RANK\b", script.text) or _SOURCED.search(script.text):
+        return False
+    if launch.srun is None:
+        return True
+
     tasks = (tasks_per_node(launch) or 1) * (started_on_nodes(launch) or 1)
     # A container of Pyxis gets these variables from a hook.
-    is_step = launch.srun is not None and (tasks < 2 or "container-image" in launch.srun.by_name)
-    is_here = launch.script.container is None and not launch.docker and not is_step
-    text = launch.script.text
-    is_set = re.search(r"RANK\b", text) or _SOURCED.search(text)
-    return launch.kind == PYTHON and is_here and not launch.is_elsewhere and not is_set
+    return tasks > 1 and "container-image" not in launch.srun.by_name

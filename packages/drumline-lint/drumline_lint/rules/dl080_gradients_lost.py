@@ -21,93 +21,167 @@ _UNSYNCED = (
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """`zero_grad` in every round with a step in some; `no_sync` in the round that steps."""
-    for loop in batch_loops(program, source) if "no_sync" in source.text else ():
-        yield from _last_unsynced(program, source, loop)
+    """Gradients that are cleared in every round with a step in some, and `no_sync` in the round
+    that steps.
+
+        for index, batch in enumerate(loader):
+            optimizer.zero_grad()
+            compute_loss(batch).backward()
+            if (index + 1) % 4 == 0:
+                optimizer.step()
+    """
+    if "no_sync" in source.text:
+        for loop in batch_loops(program, source):
+            yield from _last_unsynced(program, source, loop)
+
     for loop in batch_loops(program, source) if "%" in source.text else ():
         steps = steps_of_rounds(program, loop)
-        if not steps or not all(rare for _, rare in steps) or loop not in ancestors(steps[0][0]):
+        if not steps or not all(is_rare for _, is_rare in steps):
             continue
+
         step = steps[0][0]
-        calls = nodes_in(loop, ast.Call)
-        is_every = not any(
-            every_nth(program, call, loop) for call in calls if is_method(call, "backward")
-        )
-        for call in calls if is_every else ():
-            is_handler = any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(call))
-            is_rare = bool(_tests(program, call, loop)) or every_nth(program, call, loop)
-            if is_method(call, "zero_grad") and not is_handler and not is_rare:
-                message = (
-                    f"{source.code(call)} runs for every micro-batch, {source.code(step)} only after "
-                    "several: the gradients of all but the last are thrown away"
-                )
-                yield RULE.at(source, call, message)
-        yield from _unsynced(program, source, loop, step)
-        yield from _never_synced(program, source, loop)
+        if loop in ancestors(step):
+            yield from _cleared(program, source, loop, step)
+            yield from _unsynced(program, source, loop, step)
+            yield from _never_synced(program, source, loop)
+
+
+def _cleared(program: Program, source: Source, loop: Loop, step: ast.Call) -> Iterator[Finding]:
+    """`optimizer.zero_grad()` in every round, beside a backward pass in every round."""
+    calls = nodes_in(loop, ast.Call)
+    passes = [call for call in calls if is_method(call, "backward")]
+    if any(every_nth(program, call, loop) for call in passes):
+        return
+
+    for call in calls:
+        if not is_method(call, "zero_grad") or _tests(program, call, loop):
+            continue
+
+        is_handler = any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(call))
+        if not is_handler and not every_nth(program, call, loop):
+            message = (
+                f"{source.code(call)} runs for every micro-batch, {source.code(step)} only after "
+                "several: the gradients of all but the last are thrown away"
+            )
+            yield RULE.at(source, call, message)
 
 
 def _tests(
     program: Program, node: ast.AST, within: ast.AST, *, with_exits: bool = False
 ) -> list[tuple[str, bool]]:
-    """The conditions in a loop or function, as they are written; a flag is what was assigned to
-    it."""
-    written = []
+    """The conditions in a loop or function, as they are written, each with whether it holds; a flag
+    is what was assigned to it.
+
+    Of `optimizer.step()`, it is `[("(index + 1) % 4 == 0", True)]`:
+
+        is_last = (index + 1) % 4 == 0
+        if is_last:
+            optimizer.step()
+    """
+    tests = []
     for whole, whole_holds in conditions(program, node, with_exits=with_exits):
+        if within not in ancestors(whole):
+            continue
+
         is_negated = isinstance(whole, ast.UnaryOp) and isinstance(whole.op, ast.Not)
         parts = split_condition(whole, whole_holds) if is_negated else [(whole, whole_holds)]
-        for test, holds in parts if within in ancestors(whole) else ():
+        for test, holds in parts:
             values = program.assigned(test) if isinstance(test, ast.Name) else []
-            text = ast.unparse(values[0] if len(values) == 1 else test)
-            written.append((text, holds))
-    return written
+            meaning = values[0] if len(values) == 1 else test
+            tests.append((ast.unparse(meaning), holds))
+    return tests
 
 
-def _unsynced(program: Program, source: Source, loop: Loop, step: ast.Call) -> Iterator[Finding]:
-    """Where `no_sync` is under the condition of the step, or under the opposite of a remainder that
-    is off by one."""
-    stepping = _tests(program, step, loop) or _tests(program, step, loop, with_exits=True)
-    for place in (loop, *_helpers(program, source, loop)):
-        for attribute in nodes_in(place, ast.Attribute):
-            tests = _tests(program, attribute, place) if attribute.attr == "no_sync" else []
-            if len(tests) == len(stepping) == 1 and _meet(tests[0], stepping[0]):
-                yield RULE.at(source, attribute, _UNSYNCED)
+# Rounds without an average over ranks
 
 
 def _last_unsynced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
-    """`model.no_sync() if micro == n - 1`, in a loop over the micro-batches of one step."""
+    """`no_sync` in the last round of a loop over the micro-batches of one step.
+
+    for micro in range(n):
+        with model.no_sync() if micro == n - 1 else nullcontext():
+            compute_loss(micro).backward()
+    """
     rounds = loop.iter if isinstance(loop, ast.For) else None
-    is_counted = isinstance(rounds, ast.Call) and called_name(rounds) == "range"
-    if not isinstance(loop, ast.For) or not isinstance(rounds, ast.Call) or not is_counted:
+    if not isinstance(loop, ast.For) or not isinstance(rounds, ast.Call):
         return
+    if called_name(rounds) != "range":
+        return
+
     last = f"{ast.unparse(loop.target)} == {ast.unparse(rounds.args[-1])} - 1"
     for attribute in nodes_in(loop, ast.Attribute):
         if attribute.attr == "no_sync" and (last, True) in _tests(program, attribute, loop):
             yield RULE.at(source, attribute, _UNSYNCED)
 
 
+def _unsynced(program: Program, source: Source, loop: Loop, step: ast.Call) -> Iterator[Finding]:
+    """Where `no_sync` is under the condition of the step, or under the opposite of a remainder that
+    is off by one.
+
+        with model.no_sync() if index % 4 != 0 else nullcontext():
+            compute_loss(batch).backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+    """
+    stepping = _tests(program, step, loop) or _tests(program, step, loop, with_exits=True)
+    if len(stepping) != 1:
+        return
+
+    for place in (loop, *_helpers(program, source, loop)):
+        for attribute in nodes_in(place, ast.Attribute):
+            tests = _tests(program, attribute, place) if attribute.attr == "no_sync" else []
+            if len(tests) == 1 and _meet(tests[0], stepping[0]):
+                yield RULE.at(source, attribute, _UNSYNCED)
+
+
 def _helpers(program: Program, source: Source, loop: Loop) -> list[FunctionNode]:
-    """The functions of this file that its `with` blocks call, by parameters of the same names."""
-    blocks = nodes_in(loop, ast.With)
-    items = [item.context_expr for block in blocks for item in block.items]
+    """The functions of this file that its `with` blocks call, by parameters of the same names.
+
+    with sync_context(model, index):
+        compute_loss(batch).backward()
+    """
     helpers = []
-    for call in items:
+    blocks = nodes_in(loop, ast.With)
+    for call in [item.context_expr for block in blocks for item in block.items]:
         function = program.function_of(call) if isinstance(call, ast.Call) else None
-        if function is None or not isinstance(call, ast.Call):
+        if function is None or program.source_of(function) is not source:
             continue
+
         passed = {argument.id for argument in call.args if isinstance(argument, ast.Name)}
         names = {parameter.arg for parameter in function.args.args} - {"self"}
-        if program.source_of(function) is source and names <= passed:
+        if names <= passed:
             helpers.append(function)
     return helpers
+
+
+def _meet(unsynced: tuple[str, bool], stepping: tuple[str, bool]) -> bool:
+    """Whether both conditions hold in one round: they are the same, or `step % n != 0` and
+    `(step + 1) % n == 0`."""
+    if unsynced == stepping:
+        return True
+
+    test, holds = unsynced
+    step_test, step_holds = stepping
+    if "+ 1) %" not in step_test or not step_test.endswith("== 0") or not step_holds:
+        return False
+
+    if holds:
+        is_negated = test.endswith("!= 0")
+        test = test.replace("!=", "==")
+    else:
+        is_negated = test.endswith("== 0")
+    return is_negated and test == step_test.replace("(", "").replace(" + 1)", "")
 
 
 def _never_synced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
     """`with model.no_sync():` around every backward pass, whatever the round."""
     calls = nodes_in(loop, ast.Call)
     passes = [call for call in calls if is_method(call, "backward")]
-    is_reduced = any("reduce" in called_name(call) for call in calls)
-    if is_reduced or not passes or not all(is_within(call, "no_sync") for call in passes):
+    if not passes or not all(is_within(call, "no_sync") for call in passes):
         return
+    if any("reduce" in called_name(call) for call in calls):
+        return
+
     for call in calls:
         if is_method(call, "no_sync") and not _tests(program, call, loop):
             message = (
@@ -115,15 +189,3 @@ def _never_synced(program: Program, source: Source, loop: Loop) -> Iterator[Find
                 "gradients are never averaged over ranks"
             )
             yield RULE.at(source, call, message)
-
-
-def _meet(unsynced: tuple[str, bool], stepping: tuple[str, bool]) -> bool:
-    """Whether both hold in one round: the same condition, or `step % n != 0` and
-    `(step + 1) % n == 0`."""
-    if unsynced == stepping:
-        return True
-    is_step_shifted = "+ 1) %" in stepping[0] and stepping[0].endswith("== 0") and stepping[1]
-    skips = unsynced[0].replace("!=", "==") if unsynced[1] else unsynced[0]
-    is_negated = unsynced[0].endswith("!= 0") if unsynced[1] else unsynced[0].endswith("== 0")
-    plain = stepping[0].replace("(", "").replace(" + 1)", "")
-    return is_step_shifted and is_negated and skips == plain

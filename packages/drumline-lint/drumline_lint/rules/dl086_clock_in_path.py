@@ -15,20 +15,27 @@ from drumline_lint.program.tree import owner_of, parent_of
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL086", in_tests=False)
+
 _MAKING = ("os.makedirs", "os.mkdir", "pathlib.Path.mkdir")
 _PATH_AT = {"torch.save": 1, "torch.load": 0} | dict.fromkeys(_MAKING, 0)
 _CLOCKS = ("time.time", "datetime.datetime.now")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Paths with a time to the second in them, which all ranks create, write or read."""
+    """Paths with a time to the second in them, which all ranks create, write or read.
+
+    folder = "runs/" + time.strftime("%Y%m%d-%H%M%S")
+    os.makedirs(folder)
+    """
     if any_text_near(program, source, "broadcast"):
         return
+
     severity = None if is_of_ranks(program, source) else Severity.NOTE
     for call in program.calls(source, *_PATH_AT):
         number = _PATH_AT[program.name_of(call.func)]
         path = call.args[number] if call.args[number:] else owner_of(call)
         clocks = [part for part in parts(program, path) if _is_clock(program, part)]
+
         if clocks and is_on_every_rank(program, call):
             where = program.source_of(clocks[0])
             message = (
@@ -39,9 +46,17 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_clock(program: Program, part: ast.expr) -> bool:
+    """Whether it is the time to the second.
+
+    time.strftime("%H%M%S")
+    str(time.time())
+    """
     if not isinstance(part, ast.Call):
         return False
+
     name = program.name_of(part.func)
     if name.endswith(".strftime"):
         return name.startswith(("time.", "datetime.")) and "%S" in ast.unparse(part)
+
+    # not of `datetime.now().year`
     return name in _CLOCKS and not isinstance(parent_of(part), ast.Attribute)

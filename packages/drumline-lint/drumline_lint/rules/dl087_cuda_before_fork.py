@@ -22,9 +22,14 @@ _FORKS = (
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """`model.cuda()`, then a process that is forked, in the same function or notebook."""
+    """A process that is forked after this one has used the GPU, in one function or notebook.
+
+    model.cuda()
+    process = multiprocessing.Process(target=train, args=(model,))
+    """
     if any_text_near(program, source, "spawn", "forkserver", "get_context"):
         return
+
     for fork in program.calls(source, *_FORKS):
         before = [call for call in calls_beside(fork) if is_after(fork, call)]
         use = next((call for call in before if _uses_gpu(program, call)), None)
@@ -36,7 +41,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _uses_gpu(program: Program, call: ast.Call) -> bool:
-    """Itself, or in the function that it calls; in any case."""
+    """Whether it uses the GPU in any case, itself or in the function that it calls.
+
+    def make_model():
+        return Model().cuda()
+    """
     function = program.function_of(call)
     inner = [] if function is None else nodes_in(function, ast.Call)
     return any(

@@ -16,43 +16,63 @@ from drumline_lint.program.tree import called_name, calls_beside, scope_of
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL088")
+
 _SCHEDULE = re.compile(r"sched|cosine|warm_?up|onecycle|linearlr|polynomiallr", re.IGNORECASE)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """`len(data) // batch_size` in what a schedule is given, where a sampler divides the data."""
-    for sampler in (
-        program.calls(source, DISTRIBUTED_SAMPLER) if not framework(program, source) else ()
-    ):
+    """A schedule that is given the number of batches of all data, where a sampler divides the data.
+
+    sampler = DistributedSampler(data)
+    schedule = CosineAnnealingLR(optimizer, len(data) // batch_size * epochs)
+    """
+    if framework(program, source):
+        return
+
+    for sampler in program.calls(source, DISTRIBUTED_SAMPLER):
         data = _written(program, argument(sampler, 0, "dataset"))
         for schedule in calls_beside(sampler):
-            counts = [
-                count
-                for value in (*schedule.args, *(keyword.value for keyword in schedule.keywords))
-                if _SCHEDULE.search(called_name(schedule)) and not depends_on_rank(program, value)
-                for count in parts(program, value)
-                if _is_count(program, count, data)
-            ]
-            if counts:
-                where = program.source_of(counts[0])
-                message = (
-                    f"the schedule counts {where.code(counts[0])} batches, those of all ranks: "
-                    "it is still at its beginning when the training ends"
-                )
-                is_here = scope_of(counts[0]) is scope_of(schedule)
-                yield RULE.at(
-                    source if is_here else where, schedule if is_here else counts[0], message
-                )
+            count = _count_of(program, schedule, data)
+            if count is None:
+                continue
+
+            where = program.source_of(count)
+            message = (
+                f"the schedule counts {where.code(count)} batches, those of all ranks: "
+                "it is still at its beginning when the training ends"
+            )
+            if scope_of(count) is scope_of(schedule):
+                yield RULE.at(source, schedule, message)
+            else:
+                yield RULE.at(where, count, message)
 
 
 def _written(program: Program, data: ast.expr | None) -> set[str]:
+    """What a dataset may be, as it is written: `{"MNIST(root)"}`."""
     return {ast.unparse(origin) for origin in written_values(program, data)}
+
+
+def _count_of(program: Program, schedule: ast.Call, data: set[str]) -> ast.expr | None:
+    """The number of batches of this data, if a call makes a schedule as long."""
+    if not _SCHEDULE.search(called_name(schedule)):
+        return None
+
+    for value in (*schedule.args, *(keyword.value for keyword in schedule.keywords)):
+        if depends_on_rank(program, value):
+            continue
+
+        for part in parts(program, value):
+            if _is_count(program, part, data):
+                return part
+    return None
 
 
 def _is_count(program: Program, part: ast.expr, data: set[str]) -> bool:
     """`len(data) // batch_size`"""
     if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.FloorDiv | ast.Div):
         return False
+
     length = part.left
-    values = length.args if isinstance(length, ast.Call) and called_name(length) == "len" else []
-    return any(data & _written(program, value) for value in values)
+    if not isinstance(length, ast.Call) or called_name(length) != "len":
+        return False
+    return any(data & _written(program, value) for value in length.args)

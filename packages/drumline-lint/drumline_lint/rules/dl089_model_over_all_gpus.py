@@ -17,6 +17,7 @@ from drumline_lint.reading.launchers import PYTHON
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL089", only_distributed=False)
+
 _OVER_ALL = {"auto", "balanced", "balanced_low_0", "sequential"}
 # A comment or docstring that says how the file is started.
 _STARTED = re.compile(r"torchrun\b.*--nproc[-_]per[-_]node[= ](?!1\b)\S|accelerate launch\b.*\.py")
@@ -26,20 +27,26 @@ _READS_RANK = re.compile(r"environ(?:\.get\(|\[)[\"']LOCAL_RANK")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """`device_map="auto"` in a training that several processes make together."""
+    """A model over all GPUs, in a training that several processes make together.
+
+    model = AutoModelForCausalLM.from_pretrained(name, device_map="auto")
+    Trainer(model, arguments).train()
+    """
     if "device_map" not in source.text or not _is_of_several(program, source):
         return
+
     for call in program.index(source).calls.get("from_pretrained", ()):
-        origins = written_values(program, argument(call, None, "device_map"))
-        names = {getattr(origin, "value", None) for origin in origins}
-        if names and names <= _OVER_ALL and not any(conditions(program, call)):
-            written = names.pop()
-            message = (
-                f'device_map="{written}" spreads the model over all GPUs in every rank: '
-                "the ranks share each GPU, and neither DDP nor Trainer takes such a model"
-            )
-            severity = Severity.NOTE if _is_of_one_kernel(program, source) else None
-            yield RULE.at(source, argument(call, None, "device_map"), message, severity=severity)
+        option = argument(call, None, "device_map")
+        names = {getattr(origin, "value", None) for origin in written_values(program, option)}
+        if not names or not names <= _OVER_ALL or any(conditions(program, call)):
+            continue
+
+        message = (
+            f'device_map="{names.pop()}" spreads the model over all GPUs in every rank: '
+            "the ranks share each GPU, and neither DDP nor Trainer takes such a model"
+        )
+        severity = Severity.NOTE if _is_of_one_kernel(program, source) else None
+        yield RULE.at(source, option, message, severity=severity)
 
 
 def _is_of_one_kernel(program: Program, source: Source) -> bool:
@@ -50,19 +57,24 @@ def _is_of_one_kernel(program: Program, source: Source) -> bool:
 
 def _is_of_several(program: Program, source: Source) -> bool:
     """Whether a training runs it that is started with several processes."""
-    return any(
-        _TRAINS.search(file.text) is not None
-        and _is_started(program, file)
-        and source in with_imported(program, [file])
-        for file in connected(program, source)
-    )
+    for file in connected(program, source):
+        if not _TRAINS.search(file.text) or not _is_started(program, file):
+            continue
+
+        if source in with_imported(program, [file]):
+            return True
+    return False
 
 
 def _is_started(program: Program, file: Source) -> bool:
-    started = program.launches_of(file)
-    is_launched = any(
-        launch.kind != PYTHON and processes_per_node(launch) != 1 for launch in started
-    )
-    reads_rank = _READS_RANK.search(file.text) is not None
-    is_said = _STARTED.search(file.text) is not None
-    return is_launched or is_said or (reads_rank and is_of_ranks(program, file))
+    """Whether ranks run it: a script starts them, it says so, or it reads its local rank.
+
+    # torchrun --nproc-per-node=4 finetune.py
+    """
+    for launch in program.launches_of(file):
+        if launch.kind != PYTHON and processes_per_node(launch) != 1:
+            return True
+
+    if _STARTED.search(file.text):
+        return True
+    return _READS_RANK.search(file.text) is not None and is_of_ranks(program, file)

@@ -14,6 +14,7 @@ from drumline_lint.reading.shell_parser import Command
 from drumline_lint.reading.slurm import whole_number
 
 RULE = rule("DL102")
+
 _DEFAULT = 29500
 _FUNCTION = re.compile(r"^(?:function[ \t]+)?([\w-]+)[ \t]*\(\)", re.MULTILINE)
 _ALTERNATIVE = re.compile(r"^[ \t]*(?:else|elif)\b|;;", re.MULTILINE)
@@ -29,9 +30,16 @@ _PARTS = ("gres", "gpus", "mem", "cpus", "array")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
+    """A constant port in a job that may share its hosts, and launches side by side on one port.
+
+    #SBATCH --gres=gpu:4
+    torchrun --nproc-per-node=4 --master-port=29500 train.py
+    """
     if script.container is not None:
         return  # It has a network, and so all ports, of its own.
+
     yield from _side_by_side(script)
+
     is_array = "array" in script.sbatch.by_name
     for launch in launches(script):
         place, port = _port(launch)
@@ -43,41 +51,58 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 
 def _shares_hosts(script: Script, launch: Launch) -> bool:
-    """Where a job asks for nodes alone, it gets whole ones."""
-    asks_for_parts = any(name.startswith(_PARTS) for name in script.sbatch.by_name)
-    is_known = not launch.is_elsewhere and "{{" not in script.text
-    return asks_for_parts and is_known and not script.sbatch.has_whole_nodes
+    """Whether the job asks for parts of nodes: who asks for nodes alone gets whole ones."""
+    if launch.is_elsewhere or "{{" in script.text or script.sbatch.has_whole_nodes:
+        return False
+
+    return any(name.startswith(_PARTS) for name in script.sbatch.by_name)
 
 
 def _port(launch: Launch) -> tuple[TextRange, int | None]:
-    """torchrun sets MASTER_PORT and does not read it; a rank that srun starts reads it."""
+    """The port that is written for a launch, and where.
+
+    torchrun sets MASTER_PORT and does not read it; a rank that srun starts reads it.
+    """
+    script = launch.script
     if launch.kind == PYTHON:
         # Without an array, it may not be read.
-        is_read = launch.srun is not None and "array" in launch.script.sbatch.by_name
+        is_read = launch.srun is not None and "array" in script.sbatch.by_name
         port = variable(launch, "MASTER_PORT") if is_read else None
         return (port, whole_number(port.constant)) if port else (launch.name[-1], None)
-    flag = port_flag(launch) if launch.is_torchrun and "standalone" not in launch.flags else None
+
+    is_fixed = launch.is_torchrun and "standalone" not in launch.flags
+    flag = port_flag(launch) if is_fixed else None
     if flag is None or flag.value is None or backend(launch) not in {"static", "c10d"}:
         return launch.name[-1], None
-    written = launch.script.substituted(flag.value.text)
-    return launch.script.source_of(flag.value), whole_number(written.rpartition(":")[2])
+
+    text = script.substituted(flag.value.text)
+    return script.source_of(flag.value), whole_number(text.rpartition(":")[2])
+
+
+# Launches in the background
 
 
 def _side_by_side(script: Script) -> Iterator[Finding]:
-    """Launches in the background that listen on the same port of this host."""
+    """Launches in the background that listen on the same port of this host.
+
+    torchrun --nproc-per-node=2 train.py --seed 1 &
+    torchrun --nproc-per-node=2 train.py --seed 2 &
+    """
     waits = [command.start for command in script.commands if command.words[0].plain == "wait"]
     functions = _functions(script, waits)
     earlier: dict[int, int] = {}
+
     for launch in launches(script):
         starts = _background_starts(launch, functions)
-        is_local = not launch.is_elsewhere and launch.srun is None and not launch.docker
-        is_alone = launch.is_torchrun and most_nodes(launch) == 1 and backend(launch) == "static"
-        if not starts or not is_local or not is_alone:
+        if not starts or not _is_alone_here(launch):
             continue
+
         place, port = _port(launch)
-        port = port if port_flag(launch) else _DEFAULT
+        if not port_flag(launch):
+            port = _DEFAULT
         if not port:
             continue
+
         for start in starts:
             is_first = port not in earlier or any(earlier[port] < wait < start for wait in waits)
             if not is_first and not _ALTERNATIVE.search(script.text, earlier[port], start):
@@ -86,6 +111,14 @@ def _side_by_side(script: Script) -> Iterator[Finding]:
                 yield RULE.at(script, place, message, fix=fix)
                 break
             earlier[port] = start
+
+
+def _is_alone_here(launch: Launch) -> bool:
+    """Whether it is a job of one node, this host, with a fixed port."""
+    if launch.is_elsewhere or launch.srun is not None or launch.docker:
+        return False
+
+    return launch.is_torchrun and most_nodes(launch) == 1 and backend(launch) == "static"
 
 
 @dataclass(frozen=True)
@@ -99,9 +132,18 @@ class _Function:
 
 
 def _functions(script: Script, waits: list[int]) -> list[_Function]:
+    """The functions of a script; `waits` is where its commands `wait` are.
+
+    run() {
+        torchrun train.py --seed $1
+    }
+    run 1 &
+    run 2 &
+    """
     calls: dict[str, list[Command]] = {}
     for command in script.commands:
         calls.setdefault(command.words[0].plain or "", []).append(command)
+
     functions = []
     for header in _FUNCTION.finditer(script.text):
         end = script.text.find("\n}", header.end())
@@ -112,10 +154,14 @@ def _functions(script: Script, waits: list[int]) -> list[_Function]:
 
 def _background_starts(launch: Launch, functions: list[_Function]) -> list[int]:
     """Where it is put in the background: itself, or calls of the function that it is in."""
+    if launch.command.loop:
+        return []
+
     start = launch.command.start
     is_background = launch.command.is_background
     around = [function for function in functions if function.start < start < function.end]
-    if not around or launch.command.loop:
-        return [start] if is_background and not launch.command.loop else []
+    if not around:
+        return [start] if is_background else []
+
     is_left_running = is_background and not around[0].waits
     return [call.start for call in around[0].calls if is_left_running or call.is_background]

@@ -19,25 +19,34 @@ RULE = rule("DL103")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
-    """One launcher for each rank is odd, but works if all of them are counted as nodes."""
+    """Launchers that start all ranks of a node, in each of several tasks on it.
+
+    One launcher for each rank is odd, but works if all of them are counted as nodes.
+
+        #SBATCH --ntasks-per-node=4
+        srun torchrun --nproc-per-node=4 train.py
+    """
     for launch in launches(script):
         tasks = tasks_per_node(launch) or mpirun_processes(launch) or 1
         starts_all_ranks = launch.kind != PYTHON and processes_per_node(launch) != 1
-        if tasks > 1 and starts_all_ranks and not uses_task_variable(launch):
-            starter = launch.srun_word or launch.mpirun[0]
-            beginning = f"{starter.plain} starts {launch.kind} {tasks} times on each node"
-            if _is_rendezvous_of_one(launch):
-                message = (
-                    f"{beginning}, and their rendezvous is for one launcher: that one starts all "
-                    "ranks with the cores of its task, and the others wait or fail"
-                )
-                yield RULE.at(script, starter, message, severity=Severity.WARNING)
-                continue
+        if tasks < 2 or not starts_all_ranks or uses_task_variable(launch):
+            continue
+
+        starter = launch.srun_word or launch.mpirun[0]
+        beginning = f"{starter.plain} starts {launch.kind} {tasks} times on each node"
+        if _is_rendezvous_of_one(launch):
             message = (
-                f"{beginning}, and each of them starts all ranks of the node: too many processes, "
-                "which do not find each other or run out of GPU memory"
+                f"{beginning}, and their rendezvous is for one launcher: that one starts all "
+                "ranks with the cores of its task, and the others wait or fail"
             )
-            yield RULE.at(script, starter, message)
+            yield RULE.at(script, starter, message, severity=Severity.WARNING)
+            continue
+
+        message = (
+            f"{beginning}, and each of them starts all ranks of the node: too many processes, "
+            "which do not find each other or run out of GPU memory"
+        )
+        yield RULE.at(script, starter, message)
 
 
 def _is_rendezvous_of_one(launch: Launch) -> bool:

@@ -14,6 +14,7 @@ from drumline_lint.reading.shell_parser import Word
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL106", only_distributed=False)
+
 # The launcher of older releases adds --local_rank.
 _NEW_TORCH = re.compile(r"torchrun|torch[\"' ]*[=>~]=?[\"'=>~ ]*2\.|torch\.compile|weights_only")
 # `torch==1.11.0`, `pytorch=1.12`, `"torch>=1.8,<2.0"`
@@ -23,21 +24,29 @@ _OLD_TORCH = re.compile(
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """It adds --local-rank, which a script has to take."""
+    """A script that does not take --local-rank, which the launcher adds.
+
+    For `python -m torch.distributed.launch train.py`:
+
+        parser.add_argument("--local_rank", type=int)
+        parser.parse_args()
+    """
+    if "parse_args()" not in source.text or "local-rank" in source.text:
+        return
+
     for launch in program.launches_of(source):
-        is_added = launch.kind == OLD_LAUNCH and launch.is_sure and "use-env" not in launch.flags
-        is_refused = "parse_args()" in source.text and "local-rank" not in source.text
-        if not is_added or not is_refused or _has_old_torch(program, launch.script):
+        if launch.kind != OLD_LAUNCH or not launch.is_sure or "use-env" in launch.flags:
             continue
+        if _has_old_torch(program, launch.script):
+            continue
+
         texts = [launch.script.text, *(file.text for file in connected(program, source))]
         takes_old = any("--local_rank" in text for text in texts)
-        is_new = any(_NEW_TORCH.search(text) for text in texts)
-        if is_new or not takes_old:
+        if not takes_old or any(map(_NEW_TORCH.search, texts)):
             message = f"torch.distributed.launch adds --local-rank, which {source.path.name} does not take"
             fix = "start it with torchrun, and read LOCAL_RANK"
-            yield RULE.at(
-                launch.script, launch.name[-1], message, fix=fix, severity=Severity.WARNING
-            )
+            place = launch.name[-1]
+            yield RULE.at(launch.script, place, message, fix=fix, severity=Severity.WARNING)
 
 
 def _has_old_torch(program: Program, script: Script) -> bool:
@@ -51,33 +60,39 @@ def _has_old_torch(program: Program, script: Script) -> bool:
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
-    """The fix is mechanical if the script already reads LOCAL_RANK, which --use-env shows."""
+    """The old launcher itself: `python -m torch.distributed.launch --use-env train.py`.
+
+    The fix is mechanical if the script already reads LOCAL_RANK, which --use-env shows.
+    """
     for launch in launches(script):
-        if launch.kind == OLD_LAUNCH:
-            uses_env = "use-env" in launch.flags
-            message = "torch.distributed.launch is deprecated in favour of torchrun"
-            if not uses_env:
-                message += (
-                    "; it adds --local-rank to the arguments of the script, which torchrun does not"
-                )
-            fix = "write torch.distributed.run or torchrun, without --use-env" if uses_env else ""
-            edits = _edits(script, launch) if uses_env else ()
+        if launch.kind != OLD_LAUNCH:
+            continue
+
+        message = "torch.distributed.launch is deprecated in favour of torchrun"
+        if "use-env" in launch.flags:
+            fix = "write torch.distributed.run or torchrun, without --use-env"
+            edits = _edits(script, launch)
             yield RULE.at(script, launch.name[-1], message, fix=fix, edits=edits)
+        else:
+            message += (
+                "; it adds --local-rank to the arguments of the script, which torchrun does not"
+            )
+            yield RULE.at(script, launch.name[-1], message)
 
 
 def _edits(script: Script, launch: Launch) -> list[Edit]:
+    """Edits that write the name of the new launcher, and remove --use-env."""
+    name = launch.name[-1]
     flag = launch.flags["use-env"].word
-    is_here = launch.command.start < launch.name[-1].start < flag.start < launch.command.end
+    is_here = launch.command.start < name.start < flag.start < launch.command.end
     # YAML and Dockerfiles may have a word in quotes, or on a line of its own.
     if script.container is not None or not is_here:
         return []
+
     blanks = re.compile(r"[ \t]*").match(script.text, flag.end)
     assert blanks is not None
     flag_and_blanks = Word(flag.start, blanks.end())
-    return [
-        _edit(script, launch.name[-1], "torch.distributed.run"),
-        _edit(script, flag_and_blanks, ""),
-    ]
+    return [_edit(script, name, "torch.distributed.run"), _edit(script, flag_and_blanks, "")]
 
 
 def _edit(script: Script, span: Word, text: str) -> Edit:

@@ -17,6 +17,7 @@ from drumline_lint.reading.slurm import whole_number
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL107", only_distributed=False)
+
 # What starts the script, or a part of it, on the other nodes.
 _DISTRIBUTES = re.compile(
     r"^[^#\n]*\b(?:srun|ssh|mpirun|mpiexec|pdsh|clush|parallel|ray|dask|horovodrun|ibrun|jsrun|flux|hostfile)\b",
@@ -33,19 +34,27 @@ _SUBSTITUTION = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)")
 _COUNTED = {"StatefulSet", "Job", "Deployment", "PyTorchJob"}
 # The pods of other kinds may be independent runs.
 _ONE_JOB = {"PyTorchJob", "StatefulSet"}
+_JOIN = "join the nodes: --nnodes, --rdzv-id, --rdzv-backend=c10d and --rdzv-endpoint"
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """A Trainer of Lightning, whose devices are the tasks of the job on each node."""
+    """A Trainer of Lightning, whose devices are the tasks of the job on each node.
+
+    For `srun --ntasks-per-node=1 python train.py`:
+
+        trainer = Trainer(devices=4, num_nodes=2)
+    """
     for call in program.calls(source, "pytorch_lightning.Trainer"):
         option = argument(call, None, "devices")
         values = program.values(option)
         counts = [value.value for value in values if isinstance(value, ConstantValue)]
         devices = counts[0] if len(counts) == 1 else None
+        if not isinstance(devices, int) or devices < 2:
+            continue
+
         for launch in program.launches_of(source):
             tasks = tasks_per_node(launch) if launch.srun is not None else None
-            is_known = isinstance(devices, int) and devices > 1 and tasks is not None
-            if launch.kind == PYTHON and is_known and tasks != devices:
+            if launch.kind == PYTHON and tasks not in (None, devices):
                 message = (
                     f"the Trainer has {devices} devices, and srun starts {tasks} tasks on each node"
                 )
@@ -54,43 +63,32 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 break
 
 
-def _fewer_tasks(script: Script, launch: Launch) -> Iterator[Finding]:
-    """`export WORLD_SIZE=4` beside an srun of one task."""
-    size = variable(launch, "WORLD_SIZE") if launch.srun is not None else None
-    ranks = whole_number(size.constant) if size is not None else None
-    tasks = tasks_per_node(launch)
-    nodes = started_on_nodes(launch)
-    if (
-        size is not None
-        and ranks
-        and tasks
-        and nodes
-        and launch.kind == PYTHON
-        and ranks > tasks * nodes
-    ):
-        message = (
-            f"WORLD_SIZE is {ranks}, and srun starts {tasks * nodes} tasks: "
-            "the first waits for ranks that never start"
-        )
-        fix = "start a task for each rank: #SBATCH --ntasks-per-node"
-        yield RULE.at(script, size, message, fix=fix, severity=Severity.WARNING)
-
-
 def check_shell(script: Script) -> Iterator[Finding]:
+    """A launcher that waits for more or fewer nodes than start it.
+
+    #SBATCH --nodes=2
+    srun torchrun --nnodes=4 train.py
+    """
     yield from _only_first_node(script)
+
     for launch in launches(script):
         yield from _fewer_tasks(script, launch)
         yield from _standalone(script, launch)
+
         expected = least_nodes(launch)
         started = started_on_nodes(launch)
-        container = launch.script.container
-        is_counted = launch.srun is not None or (container and container.kind in _COUNTED)
         # Of several tasks on a node, DL103 reports.
-        if not expected or not started or not is_counted or (tasks_per_node(launch) or 1) > 1:
+        if not expected or not started or (tasks_per_node(launch) or 1) > 1:
             continue
-        by = "srun" if launch.srun is not None else "the manifest"
-        is_fewer = started < expected
-        if expected > 1 and (is_fewer or started > (most_nodes(launch) or started)):
+
+        container = launch.script.container
+        is_of_manifest = container is not None and container.kind in _COUNTED
+        if launch.srun is None and not is_of_manifest:
+            continue
+
+        most = most_nodes(launch) or started
+        if expected > 1 and not expected <= started <= most:
+            by = "srun" if launch.srun is not None else "the manifest"
             message = f"{launch.kind} waits for {expected} nodes, but {by} starts it on {started}"
             yield RULE.at(script, launch.flags[nodes_flag(launch)].word, message)
         elif started > 1 and _is_alone(launch):
@@ -99,10 +97,51 @@ def check_shell(script: Script) -> Iterator[Finding]:
             yield RULE.at(script, launch.name[-1], message, fix=_JOIN)
 
 
-_JOIN = "join the nodes: --nnodes, --rdzv-id, --rdzv-backend=c10d and --rdzv-endpoint"
+def _only_first_node(script: Script) -> Iterator[Finding]:
+    """A launcher in a batch script, which Slurm runs on the first of its nodes.
+
+    #SBATCH --nodes=2
+    torchrun --nnodes=2 train.py
+    """
+    nodes = script.sbatch.number("nodes") or 1
+    text = _HELPERS.sub("", _SUBSTITUTION.sub("", script.text))
+    if nodes < 2 or _DISTRIBUTES.search(text):
+        return
+
+    for launch in launches(script):
+        if launch.kind == PYTHON or launch.command.is_conditional:
+            continue
+
+        rest = "node" if nodes == 2 else f"{nodes - 1} nodes"
+        message = (
+            f"Slurm runs a batch script on its first node only: {launch.kind} is not started on the other "
+            f"{rest}"
+        )
+        fix = f"start it with srun: srun {launch.kind} ..."
+        if launch.kind == DEEPSPEED:
+            fix = "add --hostfile"
+        yield RULE.at(script, launch.name[-1], message, fix=fix)
+
+
+def _fewer_tasks(script: Script, launch: Launch) -> Iterator[Finding]:
+    """`export WORLD_SIZE=4` beside an srun of one task."""
+    size = variable(launch, "WORLD_SIZE")
+    if size is None or launch.srun is None or launch.kind != PYTHON:
+        return
+
+    ranks = whole_number(size.constant) or 0
+    tasks = (tasks_per_node(launch) or 0) * (started_on_nodes(launch) or 0)
+    if tasks and ranks > tasks:
+        message = (
+            f"WORLD_SIZE is {ranks}, and srun starts {tasks} tasks: "
+            "the first waits for ranks that never start"
+        )
+        fix = "start a task for each rank: #SBATCH --ntasks-per-node"
+        yield RULE.at(script, size, message, fix=fix, severity=Severity.WARNING)
 
 
 def _standalone(script: Script, launch: Launch) -> Iterator[Finding]:
+    """`torchrun --standalone --nnodes=2 train.py`"""
     nodes = least_nodes(launch) or 1
     if launch.is_torchrun and "standalone" in launch.flags and nodes > 1:
         message = f"--standalone is a job of one node, but torchrun waits for {nodes}"
@@ -110,26 +149,14 @@ def _standalone(script: Script, launch: Launch) -> Iterator[Finding]:
 
 
 def _is_alone(launch: Launch) -> bool:
-    """Tasks with different arguments are independent runs on purpose."""
+    """Whether each of its nodes trains by itself, and not on purpose: tasks with different arguments
+    are independent runs.
+
+        srun torchrun --standalone train.py
+    """
     container = launch.script.container
-    is_one_job = container is None or container.kind in _ONE_JOB
+    if container is not None and container.kind not in _ONE_JOB:
+        return False
+
     is_on_one = "standalone" in launch.flags or most_nodes(launch) == 1
-    return launch.is_torchrun and is_one_job and is_on_one and not uses_task_variable(launch)
-
-
-def _only_first_node(script: Script) -> Iterator[Finding]:
-    """Slurm runs a batch script on the first of its nodes."""
-    nodes = script.sbatch.number("nodes") or 1
-    text = _HELPERS.sub("", _SUBSTITUTION.sub("", script.text))
-    if nodes < 2 or _DISTRIBUTES.search(text):
-        return
-    for launch in launches(script):
-        if launch.kind != PYTHON and not launch.command.is_conditional:
-            rest = "node" if nodes == 2 else f"{nodes - 1} nodes"
-            message = (
-                f"Slurm runs a batch script on its first node only: {launch.kind} is not started on the other "
-                f"{rest}"
-            )
-            fix = f"start it with srun: srun {launch.kind} ..."
-            fix = "add --hostfile" if launch.kind == DEEPSPEED else fix
-            yield RULE.at(script, launch.name[-1], message, fix=fix)
+    return launch.is_torchrun and is_on_one and not uses_task_variable(launch)
