@@ -19,6 +19,7 @@ from drumline_lint.reading.shell import Script
 from drumline_lint.reading.shell_parser import Word
 
 RULE = rule("DL112")
+
 # What the launchers call the same thing, and further names that people take for it.
 _NAMES = (
     ("nnodes", "num-machines", "num-nodes", "nodes"),
@@ -38,18 +39,28 @@ _ONLY_LAUNCHERS = {
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
+    """Flags of another launcher, or with a slip, and flags behind the training script.
+
+    torchrun --num-nodes=2 train.py
+    torchrun train.py --nproc-per-node=4
+    """
     for launch in launches(script):
         if launch.unknown_flag is not None:
             yield from _unknown_flag(script, launch, launch.unknown_flag)
-        yield from _after_script(script, launch)
+        if launch.is_sure:
+            yield from _after_script(script, launch)
 
 
 def _unknown_flag(script: Script, launch: Launch, word: Word) -> Iterator[Finding]:
+    """`--num-nodes` of torchrun, which has `--nnodes`."""
     written = word.head.partition("=")[0]
     name = written.lstrip("-").replace("_", "-")
     flag_names = FLAG_TABLES[launch.kind].names
+
     synonyms = [flag for names in _NAMES if name in names for flag in names if flag in flag_names]
-    meant = next(iter([*synonyms, *difflib.get_close_matches(name, flag_names, 1, 0.8)]), "")
+    similar = difflib.get_close_matches(name, flag_names, 1, 0.8)
+    meant = next(iter([*synonyms, *similar]), "")
+
     # A longer name is a flag of another version rather than a slip.
     if meant and not name.startswith(f"{meant}-"):
         fix = f"write --{meant.replace('-', '_' if '_' in written else '-')}"
@@ -57,14 +68,20 @@ def _unknown_flag(script: Script, launch: Launch, word: Word) -> Iterator[Findin
 
 
 def _after_script(script: Script, launch: Launch) -> Iterator[Finding]:
-    for word in launch.arguments[1:] if launch.is_sure else ():
+    """`torchrun train.py --nproc-per-node=4`, where train.py gets the flag."""
+    for word in launch.arguments[1:]:
         written = word.head.partition("=")[0]
         name = written.removeprefix("--").replace("_", "-")
-        is_own = name in _ONLY_LAUNCHERS.get(launch.kind, ())
-        if written.startswith("--") and is_own and name not in launch.flags:
-            training = launch.arguments[0].plain or "the training script"
-            message = f"{written} comes after {training}, so {training} gets it and {launch.kind} does not"
-            fix = "write the flags of the launcher before the training script"
-            # Without the flag, deepspeed starts a rank on every GPU.
-            severity = Severity.WARNING if launch.kind == DEEPSPEED else None
-            yield RULE.at(script, word, message, fix=fix, severity=severity)
+        if not written.startswith("--") or name in launch.flags:
+            continue
+        if name not in _ONLY_LAUNCHERS.get(launch.kind, ()):
+            continue
+
+        training = launch.arguments[0].plain or "the training script"
+        message = (
+            f"{written} comes after {training}, so {training} gets it and {launch.kind} does not"
+        )
+        fix = "write the flags of the launcher before the training script"
+        # Without the flag, deepspeed starts a rank on every GPU.
+        severity = Severity.WARNING if launch.kind == DEEPSPEED else None
+        yield RULE.at(script, word, message, fix=fix, severity=severity)
