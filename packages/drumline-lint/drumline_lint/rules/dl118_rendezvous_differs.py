@@ -33,8 +33,15 @@ _NAME = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-[^{}]*)?\})")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
+    """A word of the rendezvous that each node computes for itself.
+
+    ssh gpu1 'torchrun --nnodes=2 --rdzv-endpoint=$(hostname):29500 train.py'
+    """
     for launch in launches(script):
-        for place, what, word in _rendezvous_words(launch) if _is_on_each_node(launch) else ():
+        if not _is_on_each_node(launch):
+            continue
+
+        for place, what, word in _rendezvous_words(launch):
             if own_value := _own_value(launch, place, word):
                 message = (
                     f"every node computes its own {what}, by {own_value.text}: "
@@ -42,6 +49,42 @@ def check_shell(script: Script) -> Iterator[Finding]:
                 )
                 yield RULE.at(script, own_value.place, message)
                 break
+
+
+# Who evaluates the words
+
+
+def _is_on_each_node(launch: Launch) -> bool:
+    """Whether each of several nodes evaluates the words."""
+    expected = least_nodes(launch) if launch.kind != PYTHON else None
+    if max(expected or 1, started_on_nodes(launch) or 1) < 2:
+        return False
+
+    is_started_on_each = launch.srun is not None or launch.is_elsewhere
+    if is_started_on_each and launch.is_expanded_late:
+        return True
+    return _is_in_yaml(launch) or _is_by_hand(launch)
+
+
+def _is_in_yaml(launch: Launch) -> bool:
+    """Whether a manifest or a Compose file starts it in containers."""
+    return launch.script.container is not None and launch.script.container.kind != "image"
+
+
+def _is_by_hand(launch: Launch) -> bool:
+    """Whether the whole script is started on each node: nothing in it reaches the others.
+
+    torchrun --nnodes=2 --rdzv-endpoint=$1 train.py
+    """
+    script = launch.script
+    if launch.srun is not None or launch.is_elsewhere or launch.command.loop:
+        return False
+
+    is_job = script.container is not None or _OF_JOBS.search(script.text) is not None
+    return launch.is_torchrun and not is_job and launch.value("node-rank") is None
+
+
+# What they are
 
 
 @dataclass(frozen=True)
@@ -52,59 +95,51 @@ class OwnValue:
     text: str
 
 
-def _is_on_each_node(launch: Launch) -> bool:
-    """Whether each node evaluates the words."""
-    nodes = max(
-        (least_nodes(launch) or 1) if launch.kind != PYTHON else 1, started_on_nodes(launch) or 1
-    )
-    is_started_on_each = launch.srun is not None or launch.is_elsewhere
-    is_each = _is_in_yaml(launch) or (is_started_on_each and launch.is_expanded_late)
-    return nodes > 1 and (is_each or _is_by_hand(launch))
-
-
-def _is_in_yaml(launch: Launch) -> bool:
-    """Whether a manifest or a Compose file starts it in containers."""
-    return launch.script.container is not None and launch.script.container.kind != "image"
-
-
-def _is_by_hand(launch: Launch) -> bool:
-    """Whether the whole script is started on each node: nothing in it reaches the others."""
-    script = launch.script
-    is_job = script.container is not None or _OF_JOBS.search(script.text) is not None
-    is_local = launch.srun is None and not launch.is_elsewhere and not launch.command.loop
-    return launch.is_torchrun and is_local and not is_job and launch.value("node-rank") is None
-
-
 def _rendezvous_words(launch: Launch) -> Iterator[tuple[TextRange, str, Word]]:
+    """The words that all nodes must have the same, each with its place and what it is."""
     if address := first_node(launch):
-        yield address[0], "address", address[1]
-    for flag, what in ((port_flag(launch), "port"), (launch.flags.get("rdzv-id"), "rendezvous id")):
+        place, word = address
+        yield place, "address", word
+
+    flags = {"port": port_flag(launch), "rendezvous id": launch.flags.get("rdzv-id")}
+    for what, flag in flags.items():
         if flag is not None and flag.value is not None:
             yield flag.word, what, flag.value
+
     port = variable(launch, "MASTER_PORT") if launch.kind == PYTHON else None
     if port is not None:
         yield port, "port", port.value
 
 
 def _own_value(launch: Launch, place: TextRange, word: Word, depth: int = 0) -> OwnValue | None:
+    """What a node computes for itself in a word, or in the only value of a variable in it.
+
+    `$(hostname)` of `--rdzv-endpoint=$HOST:29500`, after:
+
+        HOST=$(hostname)
+    """
     process_id = _PROCESS_ID_IN_YAML if _is_in_yaml(launch) else _PROCESS_ID
     if computed := _OWN.search(word.text) or process_id.search(word.text):
         return OwnValue(place, computed[0])
+
     for names in _NAME.findall(word.text):
         assigned = _assigned(launch, "".join(names))
-        if len(assigned) == 1 and not assigned[0].is_conditional and depth < 4:
-            is_of_pod = assigned[0].command is None
-            return _own_value(
-                launch, assigned[0] if is_of_pod else place, assigned[0].value, depth + 1
-            )
+        if len(assigned) != 1 or assigned[0].is_conditional or depth > 3:
+            continue
+
+        is_of_pod = assigned[0].command is None
+        value_place = assigned[0] if is_of_pod else place
+        return _own_value(launch, value_place, assigned[0].value, depth + 1)
     return None
 
 
 def _assigned(launch: Launch, name: str) -> list[Assignment]:
-    """A batch script computes its variables once, for all nodes; each pod has its own."""
+    """What a variable is set to: a batch script computes it once, for all nodes; each pod has its
+    own."""
     scope: Script | None = launch.script
     while scope is not None:
         if name in scope.variables:
             return scope.variables[name]
+
         scope = scope.outer if scope.container is not None else None
     return []
