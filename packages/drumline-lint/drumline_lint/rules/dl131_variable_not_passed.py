@@ -21,11 +21,18 @@ _NAME = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)")
 _ADDRESS_IN_USE = re.compile(r"^(?![ \t]*echo\b)[^#\n]*\$\{?MASTER_ADDR", re.MULTILINE)
 _READ_BY_RANKS = ("MASTER_ADDR", "MASTER_PORT")
 Problem = tuple[TextRange, str, str]
+"""Where a variable is lost, a message, and a fix."""
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
+    """Variables that mpirun, srun or another shell does not pass to the ranks.
+
+    export MASTER_ADDR=gpu1
+    mpirun -np 8 --host gpu1:4,gpu2:4 python train.py
+    """
     if script.container is not None or _EXPORTS_ALL.search(script.text):
         return
+
     reported: set[int] = set()
     for launch in launches(script):
         problems = [*_by_mpirun(script, launch), *_by_srun(script, launch), *_in_shell(launch)]
@@ -36,22 +43,31 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 
 def _by_mpirun(script: Script, launch: Launch) -> Iterator[Problem]:
+    """`mpirun --host gpu1,gpu2 python train.py` of Open MPI, without `-x MASTER_ADDR`."""
     words = [word.plain or word.head for word in launch.mpirun]
     is_open_mpi = any(map(_OPEN_MPI.fullmatch, words)) and not any(map(_HYDRA.fullmatch, words))
-    is_remote = is_open_mpi and not _HOSTS.isdisjoint(words)
+    if launch.kind != PYTHON or not is_open_mpi or _HOSTS.isdisjoint(words):
+        return
+    if "mca_base_env_list" in " ".join(words) or _SCHEDULER.search(script.text):
+        return
+
     passed = {word.partition("=")[0] for word in words}
     missing = [name for name in _READ_BY_RANKS if name in script.exported - passed]
-    is_listed = "mca_base_env_list" in " ".join(words)
-    if launch.kind != PYTHON or is_listed or _SCHEDULER.search(script.text):
-        return
-    if is_remote and missing:
+    if missing:
         message = f"mpirun does not pass {missing[0]} to the other hosts"
         yield launch.mpirun[0], message, f"add {' '.join(f'-x {name}' for name in missing)}"
 
 
 def _by_srun(script: Script, launch: Launch) -> Iterator[Problem]:
+    """What the tasks of srun do not get.
+
+    export DATA=/scratch/data
+    MASTER_ADDR=gpu1
+    srun --export=NCCL_DEBUG python train.py
+    """
     if launch.srun is None or launch.srun_word is None:
         return
+
     listed = (launch.srun.by_name.get("export") or "ALL").split(",")
     lost = sorted(script.exported - {part.partition("=")[0] for part in listed})
     if lost and "ALL" not in listed:
@@ -59,6 +75,7 @@ def _by_srun(script: Script, launch: Launch) -> Iterator[Problem]:
             f"srun --export={','.join(listed)} passes nothing else: the tasks get no {lost[0]}"
         )
         yield launch.srun_word, message, "write --export=ALL before the list"
+
     # A rank reads MASTER_ADDR from its environment.
     assigned = script.variables.get("MASTER_ADDR", [])
     is_local = bool(assigned) and "MASTER_ADDR" not in script.exported
@@ -68,19 +85,31 @@ def _by_srun(script: Script, launch: Launch) -> Iterator[Problem]:
 
 
 def _in_shell(launch: Launch) -> Iterator[Problem]:
-    """`ssh host '... $PORT'`: that shell does not have the variables of this one."""
+    """Variables of this shell that the words of another shell name.
+
+    PORT=29500
+    ssh gpu1 'torchrun --master-port=$PORT train.py'
+    """
     outer = launch.script.outer
     passed = {word.head.partition("=")[0] for word in launch.docker}
     if outer is None or "--env-file" in passed or launch.mpirun:
         return
+
     is_closed = launch.is_elsewhere or bool(launch.docker)
-    for word in (*(flag.value for flag in launch.flags.values() if flag.value), *launch.arguments):
+    where = "in that shell"
+    if launch.docker:
+        where = "in the container"
+    elif launch.is_elsewhere:
+        where = "on the other host"
+
+    values = [flag.value for flag in launch.flags.values() if flag.value]
+    for word in (*values, *launch.arguments):
         for name in _NAME.findall(word.text):
+            if name in passed or name in launch.script.variables:
+                continue
+
             assigned = outer.variables.get(name, [])
-            is_known = name in passed or name in launch.script.variables
             is_seen = not is_closed and any(item.is_seen for item in assigned)
-            if assigned and not is_seen and not is_known:
-                where = "on the other host" if launch.is_elsewhere else "in that shell"
-                where = "in the container" if launch.docker else where
+            if assigned and not is_seen:
                 fix = "" if is_closed else f"export {name}"
                 yield word, f"${name} is empty {where}: only this script sets it", fix

@@ -10,6 +10,7 @@ from drumline_lint.reading.launchers import Launch, launches
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL132")
+
 _LITERAL = re.compile(r"\\\$\{?([A-Z_][A-Z0-9_]*)\b")
 # Others may be replaced before the manifest is applied, as by envsubst.
 _SET_IN_PODS = set(
@@ -21,21 +22,40 @@ _CUT_VALUE = re.compile(r"[A-Z_][A-Z0-9_]*=(?:[\d,]*,)?[ \t]+\d[\d,]*(?=[ \t\n,;
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
+    """Assignments with blanks, and variables in a manifest that no shell reads.
+
+        PORT = 29500
+        torchrun --master-port=$PORT train.py
+
+    In the command of a container:
+
+        command: ["torchrun", "--node-rank=$JOB_COMPLETION_INDEX", "train.py"]
+    """
     started = launches(script)
-    if script.container is None and (started or "CUDA_VISIBLE_DEVICES" in script.text):
+    if script.container is not None:
+        for launch in started:
+            if launch.script is script:
+                yield from _literal(script, launch)
+
+    elif started or "CUDA_VISIBLE_DEVICES" in script.text:
         yield from _blanks(script)
-    for launch in started:
-        if script.container is not None and launch.script is script:
-            yield from _literal(script, launch)
 
 
 def _blanks(script: Script) -> Iterator[Finding]:
-    """`PORT = 29500`, `export PORT = 29500`, `CUDA_VISIBLE_DEVICES=0, 1 torchrun ...`."""
+    """Values with a blank before them, or in them.
+
+    PORT = 29500
+    export PORT = 29500
+    CUDA_VISIBLE_DEVICES=0, 1 torchrun train.py
+    """
     for command in script.commands:
         words = command.words[1:] if command.words[0].plain == "export" else command.words
+        if not words:
+            continue
+
         is_apart = len(words) > 1 and words[1].head.startswith("=")
-        is_name = bool(words) and _NAME.fullmatch(words[0].plain or "")
-        if (is_name and is_apart) or (words and _CUT_VALUE.match(script.text, words[0].start)):
+        is_assigned = is_apart and _NAME.fullmatch(words[0].plain or "")
+        if is_assigned or _CUT_VALUE.match(script.text, words[0].start):
             message = "a value ends at a blank, and has none before it: the shell takes the rest for other words"
             fix = "write NAME=value without blanks"
             severity = Severity.NOTE if is_apart and not _is_read(script, words[0].head) else None
@@ -44,17 +64,23 @@ def _blanks(script: Script) -> Iterator[Finding]:
 
 def _is_read(script: Script, name: str) -> bool:
     """Whether the script uses the variable, CUDA or a launcher does, or the script ends here."""
-    is_known = name.startswith("CUDA") or name in _SET_IN_PODS or "set -e" in script.text
-    return is_known or re.search(rf"\$\{{?{name}\b", script.text) is not None
+    if name.startswith("CUDA") or name in _SET_IN_PODS or "set -e" in script.text:
+        return True
+
+    return re.search(rf"\$\{{?{name}\b", script.text) is not None
 
 
 def _literal(script: Script, launch: Launch) -> Iterator[Finding]:
+    """`--node-rank=$JOB_COMPLETION_INDEX` in a list of words, which no shell reads."""
     variables = _SET_IN_PODS | {assignment.name for assignment in script.environment}
     values = [flag.value for flag in launch.flags.values() if flag.value is not None]
+
     for word in (*values, *launch.arguments):
         name = _LITERAL.search(word.text)
-        if name and name[1] in variables:
-            message = f"no shell reads this command: ${name[1]} stays as it is written"
-            is_image = script.container is not None and script.container.kind == "image"
-            fix = "" if is_image else f"write $({name[1]}), which Kubernetes expands"
-            yield RULE.at(script, word, message, fix=fix)
+        if name is None or name[1] not in variables:
+            continue
+
+        message = f"no shell reads this command: ${name[1]} stays as it is written"
+        is_image = script.container is not None and script.container.kind == "image"
+        fix = "" if is_image else f"write $({name[1]}), which Kubernetes expands"
+        yield RULE.at(script, word, message, fix=fix)

@@ -11,5 +11,6 @@ RULE = rule("DL133")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
+    """What the reader of manifests has marked: `restartPolicy: Always` in a Job."""
     for refusal in script.container.refused if script.container else ():
         yield RULE.at(script, refusal.place, refusal.message, fix=refusal.fix)

@@ -15,21 +15,35 @@ _DETACHES = re.compile(r"\s-f\b|\s-\w*f\w*n\b|nohup|tmux|screen|setsid|docker ru
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
+    """A command that starts one of several nodes, and ends only when the training ends.
+
+    ssh gpu1 torchrun --nnodes=2 --node-rank=0 train.py
+    ssh gpu2 torchrun --nnodes=2 --node-rank=1 train.py
+    """
     remote = [launch for launch in launches(script) if _is_of_several(launch)]
     for launch in remote:
-        text = script.text[launch.command.start : launch.name[0].start]
-        is_detached = launch.command.is_background or _DETACHES.search(text) is not None
-        if not is_detached and (launch.command.loop or launch is not remote[-1]):
-            by = launch.command.words[0].plain or "the script"
+        command = launch.command
+        text = script.text[command.start : launch.name[0].start]
+        if command.is_background or _DETACHES.search(text):
+            continue
+
+        if command.loop or launch is not remote[-1]:
+            by = command.words[0].plain or "the script"
             message = f"{by} waits for {launch.kind}, which waits for the nodes that come after it"
-            yield RULE.at(script, launch.command.words[0], message)
+            yield RULE.at(script, command.words[0], message)
             return
 
 
 def _is_of_several(launch: Launch) -> bool:
-    is_ssh = launch.is_elsewhere and launch.command.words[0].plain == "ssh"
+    """Whether it starts one of several nodes: by ssh, or `srun --nodelist=gpu1`."""
+    command = launch.command
+    is_ssh = launch.is_elsewhere and command.words[0].plain == "ssh"
     is_step = launch.srun is not None and "nodelist" in launch.srun.by_name
-    has_several = nodes_flag(launch) in launch.flags and most_nodes(launch) != 1
+    if not is_ssh and not is_step:
+        return False
+
     # Only one of the commands in an if is run.
-    is_branch = launch.command.is_conditional and not launch.command.loop
-    return (is_ssh or is_step) and has_several and not is_branch
+    if command.is_conditional and not command.loop:
+        return False
+
+    return nodes_flag(launch) in launch.flags and most_nodes(launch) != 1

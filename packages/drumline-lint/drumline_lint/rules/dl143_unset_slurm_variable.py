@@ -21,11 +21,21 @@ _NAME = re.compile(r"(?<!\\)\$\{?(SLURM_\w+)\b(?!:)|\b(SLURM_\w+)\b(?=[^{}]*\)\)
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
+    """Variables in the words of a command, for which the job has not asked.
+
+    #SBATCH --nodes=2
+    srun torchrun --nproc-per-node=$SLURM_GPUS_PER_NODE train.py
+    """
     options = script.sbatch.by_name.keys()
     unset = {name for name, option in _OPTIONS.items() if option not in options}
-    has_tasks = {"nodes", "ntasks", "gres", "gpus-per-node"} & options and launches(script)
-    for command in script.commands if has_tasks else ():
-        for word in command.words if command.words[0].plain != "echo" else ():
+    if options.isdisjoint({"nodes", "ntasks", "gres", "gpus-per-node"}) or not launches(script):
+        return
+
+    for command in script.commands:
+        if command.words[0].plain == "echo":
+            continue
+
+        for word in command.words:
             names = {first or second for first, second in _NAME.findall(word.text)}
             for name in sorted(names & unset - script.variables.keys()):
                 unset.remove(name)
