@@ -91,8 +91,8 @@ def _changing_loops(wrapping: ast.Call, names: set[str]) -> Iterator[ast.AST]:
     """
     for loop in nodes_in(scope_of(wrapping), ast.For):
         calls = nodes_in(loop.iter, ast.Call)
-        asked = [owner_of(call) for call in calls if called_name(call).endswith("parameters")]
-        if any(_is_of(owner, names) for owner in asked) and _sets_gradients(loop):
+        owners = [owner_of(call) for call in calls if called_name(call).endswith("parameters")]
+        if any(_is_of(owner, names) for owner in owners) and _sets_gradients(loop):
             yield loop
 
 
