@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from drumline_lint.reading.source import Source
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 ScopeNode: TypeAlias = ast.Module | FunctionNode | ast.ClassDef
 Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
+Kind = TypeVar("Kind", bound=ast.AST)
 SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -133,6 +134,14 @@ def ancestors(node: ast.AST) -> Iterator[ast.AST]:
     while current is not None:
         yield current
         current = parent_of(current)
+
+
+def enclosing(node: ast.AST, *kinds: type[Kind]) -> Kind | None:
+    """The innermost node around it that is of one of these kinds: `enclosing(call, ast.Try)`."""
+    for outer in ancestors(node):
+        if isinstance(outer, kinds):
+            return outer
+    return None
 
 
 def scope_of(node: ast.AST) -> ScopeNode:

@@ -32,12 +32,7 @@ from drumline_lint.program.tree import (
 )
 from drumline_lint.program.value import CallResult, ConstantValue, Instance
 from drumline_lint.reading.source import Source
-from drumline_lint.training.loaders import (
-    given,
-    is_divided_loader,
-    stream_classes,
-    training_loops,
-)
+from drumline_lint.training.loaders import given, is_divided_loader, stream_classes, training_loops
 
 RULE = rule("DL003")
 _PLAIN = {
@@ -66,7 +61,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """
     for loader in program.calls(source, LOADER):
         loops = training_loops(program).get(loader, [])
-        if not loops or not _gives_all(program, loader) or not _is_for_all(program, loader, loops):
+        if not loops or not _gives_all(program, loader):
+            continue
+        if not _is_for_all(program, loader, loops):
             continue
 
         dataset = given(loader, "dataset")
@@ -149,6 +146,7 @@ def _makes_plain(program: Program, origin: ast.expr) -> bool:
 
     if program.name_of(origin.func) != "torch.utils.data.BatchSampler":
         return False
+
     sampler = argument(origin, 0, "sampler")
     return sampler is not None and _is_plain(program, sampler)
 
@@ -200,6 +198,7 @@ def _is_stream(program: Program, dataset: ast.expr | None) -> bool:
             return False
         if _divides(program.source_of(owner).code(owner).lower()):
             return False
+
     return bool(classes)
 
 
@@ -207,6 +206,7 @@ def _is_streamed(program: Program, part: ast.expr) -> bool:
     """Whether it is read while it is downloaded: `load_dataset(name, streaming=True)`."""
     if not isinstance(part, ast.Call) or program.name_of(part.func) != "datasets.load_dataset":
         return False
+
     return program.values(argument(part, None, "streaming")) == {ConstantValue(True)}
 
 
@@ -224,6 +224,7 @@ def _reads_file(program: Program, owner: ast.ClassDef) -> bool:
         names = map(called_name, nodes_in(method, ast.Call))
         if any(name in ("open", "load", "memmap") for name in names):
             return True
+
     return False
 
 

@@ -21,9 +21,9 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
     Loop,
-    ancestors,
     called_name,
     calls_beside,
+    enclosing,
     enclosing_function,
     owner_of,
 )
@@ -92,6 +92,7 @@ def _is_of_evaluation(source: Source, sampler: ast.Call) -> bool:
     dataset = argument(sampler, 0, "dataset")
     if dataset is not None:
         names += f" {ast.unparse(dataset)}"
+
     function = enclosing_function(sampler)
     if function is not None:
         names += f" {function.name}"
@@ -124,6 +125,7 @@ def _end_of(head: ast.expr) -> list[ast.expr]:
     """The number that a loop counts to: `3` of `range(0, 3)` and of `epoch < 3`."""
     if isinstance(head, ast.Compare):
         return head.comparators[-1:]
+
     return head.args[-1:] if isinstance(head, ast.Call) else []
 
 
@@ -159,6 +161,7 @@ def _may_feed_epochs(program: Program, sampler: ast.Call) -> bool:
     samplers = [given(loader, "sampler") for loader in loaders_beside]
     if not any(sampler in written_values(program, part) for part in samplers):
         return False
+
     return _trains_for_epochs(program, connected(program, program.source_of(sampler)))
 
 
@@ -172,10 +175,14 @@ def _repeated_loaders(program: Program) -> set[ast.Call]:
     """
     repeated = set[ast.Call]()
     for source in program.sources:
-        functions = program.index(source).every(ast.FunctionDef) if "yield" in source.text else ()
-        for passed_on in (part for function in functions for part in passed_on_by(function)):
-            if any(isinstance(outer, ast.While) for outer in ancestors(passed_on)):
-                repeated.update(loaders(program, passed_on))
+        if "yield" not in source.text:
+            continue
+
+        for function in program.index(source).every(ast.FunctionDef):
+            for passed_on in passed_on_by(function):
+                if enclosing(passed_on, ast.While) is not None:
+                    repeated.update(loaders(program, passed_on))
+
     return repeated
 
 
@@ -234,8 +241,11 @@ def _call_with_constant(program: Program, source: Source, sampler: ast.Call) -> 
 
 
 def _may_be_told(program: Program, sampler: ast.Call) -> bool:
-    """Whether its epoch may be set: by a `set_epoch` on something that may be it, or where a
-    library gets it, as in `Trainer(model, sampler=sampler)`."""
+    """Whether its epoch may be set.
+
+    It is by a `set_epoch` on something that may be this sampler, and may be where a library gets
+    it: `Trainer(model, sampler=sampler)`.
+    """
     if _is_handed_on(program, sampler):
         return True
 
@@ -258,6 +268,7 @@ def _is_handed_on(program: Program, sampler: ast.Call) -> bool:
             continue
         if any(program.made(value, DISTRIBUTED_SAMPLER) for value in call.args):
             return True
+
     return False
 
 
@@ -268,6 +279,7 @@ def _is_elsewhere(program: Program, call: ast.Call, sampler: ast.Call) -> bool:
     """
     if _has_constant(call):
         return True
+
     owner = owner_of(call)
     if _may_be(program, owner, sampler):
         return False
@@ -285,4 +297,5 @@ def _is_elsewhere(program: Program, call: ast.Call, sampler: ast.Call) -> bool:
             samplers = program.made(given(holder.call, "sampler"), DISTRIBUTED_SAMPLER)
         if not samplers or any(made.call is sampler for made in samplers):
             return False
+
     return bool(values)

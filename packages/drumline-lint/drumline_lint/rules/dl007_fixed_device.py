@@ -18,11 +18,7 @@ from drumline_lint.program.imports import any_text_near, calls_near
 from drumline_lint.program.names import DDP, INIT
 from drumline_lint.program.origins import parts, written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import (
-    ancestors,
-    calls_beside,
-    is_after,
-)
+from drumline_lint.program.tree import calls_beside, enclosing, is_after
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import is_on_default_gpu, wrapped
@@ -58,10 +54,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _sees_one_gpu(program: Program, source: Source) -> bool:
     """Whether each process may see one GPU only, whose number is 0.
 
-    Examples: `os.environ["CUDA_VISIBLE_DEVICES"] = local_rank`, and `srun --gpus-per-task=1`.
+    Examples: `os.environ["CUDA_VISIBLE_DEVICES"] = local_rank` in the program, `--gpus-per-task=1`
+    in the script that starts it.
     """
     if any_text_near(program, source, "CUDA_VISIBLE_DEVICES"):
         return True
+
     return any(_SEES_ONE.search(launch.script.text) for launch in program.launches_of(source))
 
 
@@ -127,8 +125,7 @@ def _beside_start(program: Program, source: Source, init: ast.Call) -> Iterator[
 
 def _is_always_made(program: Program, call: ast.Call) -> bool:
     """Whether no option decides about a call, and no `try` is prepared for its failure."""
-    is_tried = any(isinstance(outer, ast.Try) for outer in ancestors(call))
-    return not is_tried and not any(conditions(program, call))
+    return enclosing(call, ast.Try) is None and not any(conditions(program, call))
 
 
 # The first GPU, where nothing chooses one.

@@ -95,6 +95,7 @@ def _is_large(program: Program, save: Save) -> bool:
 
     if _MODEL.search(last_name(save.what).lower()) or program.made(save.what, DDP, *FSDP):
         return True
+
     return any(
         isinstance(part, ast.Call) and called_name(part) == "state_dict"
         for part in parts(program, save.what)

@@ -24,7 +24,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     if local_rank == 0:
         torch.save(model.state_dict(), "model.pt")
 
-    A note in a file that does not speak of nodes, or that nothing is seen to start.
+    They are notes in a file that does not speak of nodes, or that nothing is seen to start: on one
+    node, nothing is wrong.
     """
     for save in saves(program, source):
         tests = guards(program, save.call)

@@ -18,8 +18,8 @@ from drumline_lint.program.origins import MOST_PARTS, parts, previous_values, wr
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
-    ancestors,
     called_name,
+    enclosing,
     end_position,
     last_name,
     nodes_in,
@@ -136,13 +136,12 @@ def _is_unwrapped(program: Program, model: ast.expr) -> bool:
     """
     if program.made(model, *FSDP):  # by a setting, and its keys have no prefix
         return True
-    if any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(model)):
-        return True
-    if is_single_process(program, model):
+    if enclosing(model, ast.ExceptHandler) is not None or is_single_process(program, model):
         return True
 
     if any(_unwraps(part) for part in parts(program, model)):
         return True
+
     tests = [ast.unparse(test) for test, _ in held_conditions(program, model)]
     return any(test.startswith(("isinstance(", "hasattr(")) for test in tests)
 
@@ -171,6 +170,7 @@ def _is_compiled(program: Program, model: ast.expr) -> bool:
 
     if any(last_name(part) == "_orig_mod" for part in parts(program, model)):
         return False
+
     makers = _makers(program, model)
     return any(program.name_of(call.func) == "torch.compile" for call in makers)
 
@@ -188,6 +188,7 @@ def _makers(program: Program, model: ast.expr) -> list[ast.Call]:
             if isinstance(origin, ast.Call) and origin not in makers:
                 makers.append(origin)
                 pending += _passed_through(program, origin)
+
     return makers
 
 
@@ -218,10 +219,14 @@ def _loads(program: Program) -> list[ast.Call]:
 
     Those of optimizers, schedulers and the like are told apart by their names.
     """
-    indexes = [program.index(source) for source in program.sources]
-    calls = [call for index in indexes for call in index.calls.get("load_state_dict", ())]
-    owners = [(call, ast.unparse(call.func).lower()) for call in calls]
-    return [call for call, owner in owners if not any(word in owner for word in _OTHER_STATES)]
+    loads = []
+    for source in program.sources:
+        for call in program.index(source).calls.get("load_state_dict", ()):
+            written = ast.unparse(call.func).lower()
+            if not any(word in written for word in _OTHER_STATES):
+                loads.append(call)
+
+    return loads
 
 
 def _loads_plain(program: Program) -> bool:
@@ -245,6 +250,7 @@ def _is_loaded_uncompiled(program: Program, model: ast.expr) -> bool:
             continue
         if program.values(owner) & program.values(model):
             return True
+
     return False
 
 
@@ -256,6 +262,7 @@ def _expects_prefix(program: Program) -> bool:
     """
     if any(_STRIPPING.search(source.text) for source in program.sources):
         return True
+
     return any(program.made(owner_of(call), DDP) for call in _loads(program))
 
 
@@ -285,4 +292,5 @@ def _is_of_file(state: ast.expr) -> bool:
     """`torch.load(path)`, or of unknown origin; not `checkpoint["model"]`."""
     if isinstance(state, ast.Call):
         return called_name(state) in ("load", "load_file")
+
     return not isinstance(state, ast.Subscript | ast.Dict | ast.DictComp)

@@ -81,6 +81,7 @@ def _serves(chain: tuple[ast.Call, ...]) -> bool:
         for outer in ancestors(call):
             if isinstance(outer, ast.While) and isinstance(outer.test, ast.Constant):
                 return True
+
     return False
 
 

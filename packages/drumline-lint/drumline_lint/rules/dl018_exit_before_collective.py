@@ -26,7 +26,15 @@ from drumline_lint.flow.guards import says_distributed
 from drumline_lint.flow.loops import loop_around
 from drumline_lint.flow.some_ranks import has_backward
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import LOOPS, ancestors, block_of, dotted, nodes_in, parent_of
+from drumline_lint.program.tree import (
+    LOOPS,
+    ancestors,
+    block_of,
+    dotted,
+    enclosing,
+    nodes_in,
+    parent_of,
+)
 from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import wraps_any
@@ -42,10 +50,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     dist.barrier()
     """
     index = program.index(source)
-    ends = [statement for statement in index.every(ast.Expr) if _ends_well(program, statement)]
-    exits = [exit_ for kind in (ast.Return, ast.Break, ast.Continue) for exit_ in index.every(kind)]
+    exits = [*index.every(ast.Return), *index.every(ast.Break), *index.every(ast.Continue)]
+    exits += [statement for statement in index.every(ast.Expr) if _ends_well(program, statement)]
 
-    for exit_ in (*exits, *ends):
+    for exit_ in exits:
         who = _who_leaves(program, exit_)
         missed = _missed(program, exit_) if who else ""
         if not missed:
@@ -65,6 +73,7 @@ def _ends_well(program: Program, statement: ast.Expr) -> bool:
     call = statement.value
     if not isinstance(call, ast.Call) or program.name_of(call.func) not in ENDING_CALLS:
         return False
+
     return not call.args or program.values(call.args[0]) == {ConstantValue(0)}
 
 
@@ -100,6 +109,7 @@ def _who_leaves(program: Program, exit_: ast.stmt) -> str:
 
     if not tests[0].is_main:
         return "all ranks but one leave"
+
     return "one process of each node leaves" if tests[0].kind == "local" else "rank 0 leaves"
 
 
@@ -117,6 +127,7 @@ def _is_by_ranks(program: Program, exit_: ast.stmt) -> bool:
             is_by_rank = is_by_rank or says_distributed(program, part) is part_holds
             if not is_by_rank and not _is_computed(exit_, part):
                 return False
+
     return True
 
 
@@ -130,13 +141,14 @@ def _is_computed(exit_: ast.stmt, test: ast.expr) -> bool:
 
     Beside an option, a counter is not enough: `if step == args.max_steps`.
     """
-    loop = next((outer for outer in ancestors(exit_) if isinstance(outer, LOOPS)), None)
+    loop = enclosing(exit_, *LOOPS)
     if loop is None or asks_for_debugging(test):
         return False
 
     computed = _assigned_in(loop)
     if isinstance(loop, ast.For) and not names_option(ast.unparse(test).lower()):
         computed |= _names(loop.target)
+
     return not computed.isdisjoint(_names(test))
 
 
@@ -188,6 +200,7 @@ def _missed(program: Program, exit_: ast.stmt) -> str:
 
         if wraps_any(program) and has_backward(program, node):
             return "the backward pass"
+
     return ""
 
 

@@ -23,7 +23,10 @@ RULE = rule("DL019", in_tests=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Loads of a file that more than one process makes: `torch.load("model.pt")`."""
+    """Loads of a file that more than one process makes: `torch.load("model.pt")`.
+
+    A file of each rank was saved from its own GPU, and one in memory from none.
+    """
     for call in program.calls(source, "torch.load"):
         path = argument(call, 0, "f")
         if is_main_only(guards(program, call)) or _is_of_sample(program, call):
@@ -47,7 +50,7 @@ def _is_placed(call: ast.Call) -> bool:
     """Whether the tensors do not stay where they were saved, or there are none.
 
     Examples: `torch.load(path).cuda()`, `torch.load(path, mmap=True)`, options that may name a
-    device, and `scheduler.load_state_dict(torch.load(path))`.
+    device, and `scheduler.load_state_dict(torch.load(path))`, whose state is numbers.
     """
     if argument(call, None, "mmap") is not None or has_unknown_arguments(call):
         return True
@@ -55,6 +58,7 @@ def _is_placed(call: ast.Call) -> bool:
     outer = parent_of(call)
     if isinstance(outer, ast.Attribute):
         return outer.attr in ("cuda", "to", "cpu")
+
     return isinstance(outer, ast.Call) and "sched" in ast.unparse(outer.func).lower()
 
 
@@ -66,6 +70,7 @@ def _is_first_gpu(program: Program, source: Source, location: ast.expr | None) -
     device = location.value if isinstance(location, ast.Constant) else None
     if device == "cuda":
         return not calls_near(program, source, "torch.cuda.set_device")
+
     return device == "cuda:0"
 
 
@@ -85,5 +90,6 @@ def _is_of_sample(program: Program, call: ast.Call) -> bool:
     owner = enclosing_class(function)
     if owner is None:
         return False
+
     bases = [str(base) for base in program.ancestry(owner)]
     return any("Dataset" in name for name in (owner.name, *bases))

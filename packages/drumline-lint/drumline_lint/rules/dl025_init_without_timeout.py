@@ -29,7 +29,7 @@ _LONG = ("map", "save_to_disk", "snapshot_download", "extractall", "download_and
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """A timeout of a wrong type, and the default one where one rank works for long.
 
-    dist.init_process_group("nccl", timeout=1800)
+    dist.init_process_group("nccl", timeout=1800)  # TypeError: not a timedelta
     """
     for init in program.calls(source, INIT):
         timeout = program.values(argument(init, 2, "timeout"))
@@ -73,25 +73,29 @@ def _long_work(program: Program, source: Source) -> Iterator[ast.Call]:
         if not any(test.is_main for test in rank_tests(program, branch.test)):
             continue
 
-        for call in (call for statement in branch.body for call in nodes_in(statement, ast.Call)):
-            if "eval" in called_name(call):
-                continue  # mostly short
-            if any(map(_is_long, (call, *calls_made_in(program, call)))):
-                yield call
+        for statement in branch.body:
+            for call in nodes_in(statement, ast.Call):
+                if "eval" in called_name(call):
+                    continue  # mostly short
+                if any(map(_is_long, (call, *calls_made_in(program, call)))):
+                    yield call
 
 
 def _is_before_barrier(program: Program, branch: ast.If) -> bool:
     """Whether the next statement waits for all ranks: `dist.barrier()`."""
-    following = rest_of_block(branch)[:1]
-    calls = [call for statement in following for call in nodes_in(statement, ast.Call)]
-    return any(
-        called_name(call) == "barrier" and program.name_of(call.func) == "torch.distributed.barrier"
-        for call in calls
-    )
+    for statement in rest_of_block(branch)[:1]:
+        for call in nodes_in(statement, ast.Call):
+            if program.name_of(call.func) == "torch.distributed.barrier":
+                return True
+
+    return False
 
 
 def _is_long(call: ast.Call) -> bool:
-    """`dataset.map(tokenize)`, `snapshot_download(name)`; not Python's own `map`."""
+    """Whether it goes through a whole dataset.
+
+    Examples: `dataset.map(tokenize)`, `snapshot_download(name)`; not Python's own `map`.
+    """
     name = called_name(call)
     is_method = isinstance(call.func, ast.Attribute)
     return name in _LONG and (is_method or name != "map")

@@ -64,4 +64,5 @@ def _scaler_before(program: Program, calls: list[ast.Call], clip: ast.Call) -> s
             continue
         if not are_exclusive(program, call, clip):
             return program.source_of(call).code(scaler)
+
     return ""

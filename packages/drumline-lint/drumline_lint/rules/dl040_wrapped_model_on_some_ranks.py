@@ -99,6 +99,7 @@ def _is_certain(program: Program, call: ast.Call, run: _ModelRun) -> bool:
     """
     if run.call is call or run.model in call.args:
         return True
+
     return _is_followed_by_collective(program, call)
 
 
@@ -113,6 +114,7 @@ def _block_of(call: ast.Call) -> ast.AST:
             break
         if isinstance(outer, ast.If):
             return outer
+
     return block
 
 
@@ -135,9 +137,11 @@ def _run_by(program: Program, call: ast.Call) -> _ModelRun | None:
     for inner in nodes_in(function, ast.Call):
         if any(rank_tests_at(program, inner)):
             continue
+
         for model in _models_called(program, call, function, inner):
             if _wrappings(program, model):
                 return _ModelRun(model, inner)
+
     return None
 
 
@@ -224,6 +228,7 @@ def _effect(program: Program, call: ast.Call, run: _ModelRun) -> str:
     is_off = has_gradients_off(program, run.call) or has_gradients_off(program, call)
     if not is_off and has_backward(program, _block_of(call)):
         return "average"
+
     return "broadcast" if all(_sends_buffers(program, value.call) for value in made) else ""
 
 
@@ -250,6 +255,7 @@ def _is_followed_by_collective(program: Program, call: ast.Call) -> bool:
         following = [later for later in nodes_in(loop, ast.Call) if is_after(later, call)]
         if any(any(collectives_in(program, later)) for later in following):
             return True
+
     return False
 
 
@@ -269,6 +275,7 @@ def _runs_elsewhere(program: Program, call: ast.Call, model: ast.expr) -> bool:
             return True
         if ast.unparse(_called(nearby)) == written and _matches(program, call, nearby):
             return True
+
     return False
 
 
@@ -286,6 +293,7 @@ def _matches(program: Program, call: ast.Call, model_pass: ast.Call) -> bool:
     is_for_some = any(rank_tests_at(program, model_pass))
     if is_for_some and _block_of(model_pass) is not _block_of(call):
         return True
+
     return are_exclusive(program, call, model_pass)
 
 
@@ -299,4 +307,5 @@ def _evaluates(program: Program, call: ast.Call, written: str) -> bool:
     run = _run_by(program, call)
     if run is None or run.call is call or ast.unparse(run.model) != written:
         return False
+
     return has_gradients_off(program, run.call) and not any(rank_tests_at(program, call))

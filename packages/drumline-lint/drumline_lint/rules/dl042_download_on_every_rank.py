@@ -46,8 +46,8 @@ _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.dataset
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Datasets with `download=True` on every rank.
 
-    Not if some ranks make the same one before the others, and of several calls for one dataset
-    the first.
+    It is right if some ranks make the same dataset before the others, which then find its files. Of
+    several calls for one dataset, the first is reported.
     """
     is_sure = is_of_ranks(program, source) and not _is_for_one(program, source)
     severity = None if is_sure else Severity.NOTE
@@ -62,6 +62,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
         if name.startswith(_DATASETS):
             names.add(name)
+
         verb = "extracts" if called_name(call) == "extractall" else "downloads"
         message = (
             f"{source.code(call.func)} {verb} on every rank: "
@@ -74,6 +75,7 @@ def _downloads(program: Program, source: Source) -> Iterator[ast.Call]:
     """The calls that download or extract to a path that is the same on all ranks.
 
     Examples: `MNIST(root, download=True)`, `wget.download(url)`, `archive.extractall(path)`.
+    Of datasets, an option that is off, or not known, says nothing: `download=args.download`.
     """
     for keyword in program.index(source).every(ast.keyword):
         call = parent_of(keyword)
@@ -108,9 +110,11 @@ def _is_done_before(program: Program, call: ast.Call) -> bool:
     for caller in program.callers(function):
         if not any(rank_tests_at(program, caller)):
             continue
+
         later_calls = [later for later in calls_beside(caller) if is_after(later, caller)]
         if any(called_name(later) in WAITING for later in later_calls):
             return True
+
     return False
 
 

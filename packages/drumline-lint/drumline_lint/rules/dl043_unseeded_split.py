@@ -34,7 +34,10 @@ _SHUFFLES = ("random.shuffle", "numpy.random.shuffle")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Random splits in programs that set no seed, or only such with the rank in it.
 
-    files = list(folder.iterdir())
+    train_data, test_data = random_split(data, [50000, 10000])
+
+    The same holds for a shuffle before each rank takes its part:
+
     random.shuffle(files)
     files = files[rank::world_size]
     """
@@ -67,11 +70,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_unseeded_split(program: Program, call: ast.Call) -> bool:
-    """Whether it splits data, and is given no generator: `random_split(data, [50000, 10000])`."""
+    """Whether it splits data, and is given no generator.
+
+    Examples: `random_split(data, [50000, 10000])`, `train_test_split(rows, test_size=0.1)`.
+    """
     name = program.name_of(call.func)
     number = 2 if name.startswith("torch.") else None
     if argument(call, number, _SPLITS[name]) is not None or has_unknown_arguments(call):
         return False
+
     return not name.endswith("permutation") or _chooses_samples(program, call)
 
 

@@ -16,6 +16,7 @@ from drumline_lint.flow.conditions import always_exits, conditions, rank_tests
 from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.loops import batch_loops, evaluation_loops, has_gradients_off, loop_around
 from drumline_lint.flow.some_ranks import has_backward, is_within
+from drumline_lint.program.calls import argument
 from drumline_lint.program.names import COLLECTIVES
 from drumline_lint.program.program import Program
 from drumline_lint.program.ranks import is_about_being_distributed
@@ -24,6 +25,7 @@ from drumline_lint.program.tree import (
     ancestors,
     called_name,
     dotted,
+    enclosing,
     last_name,
     nodes_in,
     parent_of,
@@ -78,8 +80,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         break
     """
     is_uneven = "Join(" in source.text or ".join()" in source.text
-    for loop in [] if is_uneven else batch_loops(program, source):
-        if trains_together(program, loop):
+    for loop in batch_loops(program, source):
+        if not is_uneven and trains_together(program, loop):
             yield from _early_exits(program, source, loop)
             yield from _skipped_backwards(program, source, loop)
             yield from _caught_failures(program, source, loop)
@@ -95,10 +97,7 @@ def _lone_collectives(program: Program, source: Source) -> Iterator[Finding]:
     calls = program.index(source).calls
     for name in likely_collective_names(program) & calls.keys():
         for call in calls[name]:
-            if not any(isinstance(outer, ast.If) for outer in ancestors(call)):
-                continue
-
-            reason = _reason(program, call)
+            reason = _reason(program, call) if enclosing(call, ast.If) is not None else ""
             if not reason:
                 continue
             if reason not in _CERTAIN and program.name_of(call.func) not in COLLECTIVES:
@@ -122,9 +121,11 @@ def _early_exits(program: Program, source: Source, loop: ast.AST) -> Iterator[Fi
 
     A `continue` after the backward pass misses nothing.
     """
-    around = [loop, *(outer for outer in ancestors(loop) if isinstance(outer, ast.For | ast.While))]
-    for exit_ in nodes_in(around[-1], ast.Break, ast.Continue, ast.Return):
-        if loop_around(exit_) not in around:
+    outer_loops = [outer for outer in ancestors(loop) if isinstance(outer, ast.For | ast.While)]
+    loops = [loop, *outer_loops]
+
+    for exit_ in nodes_in(loops[-1], ast.Break, ast.Continue, ast.Return):
+        if loop_around(exit_) not in loops:
             continue
         if isinstance(exit_, ast.Continue) and not _has_backward_after(loop, exit_):
             continue
@@ -141,7 +142,8 @@ def _early_exits(program: Program, source: Source, loop: ast.AST) -> Iterator[Fi
 def _reason_to_leave(program: Program, exit_: ast.stmt) -> str:
     """The value by which a rank leaves; empty if all leave together.
 
-    A `return` by a file that exists is mostly before the first step, and the same for all ranks.
+    A `return` by a file that exists is mostly before the first step, and the same for all ranks. A
+    `break` may also be early stopping.
     """
     reason = _reason(program, exit_)
     if reason == _FILE and isinstance(exit_, ast.Return):
@@ -152,19 +154,26 @@ def _reason_to_leave(program: Program, exit_: ast.stmt) -> str:
 
 
 def _is_sure(program: Program, source: Source, reason: str) -> bool:
-    """Whether ranks leave at different times in a run that trains."""
+    """Whether ranks surely leave at different times, in a run that trains.
+
+    Benchmarks end when they have measured enough; a launcher signals all ranks; and all ranks
+    mostly see one disk.
+    """
     if _MEASURING.search(source.path.stem.lower()):
         return False
     if reason == _METRIC:
         return is_of_ranks(program, source)
-    if reason == _SIGNAL:
-        # a launcher signals all ranks, and such a process ends even where it blocks
+    if reason == _SIGNAL:  # with `os._exit`, a process ends even where it blocks
         return next(program.calls(source, "os._exit"), None) is None
-    return reason != _FILE  # mostly the same for all ranks, which see one disk
+
+    return reason != _FILE
 
 
 def _skipped_backwards(program: Program, source: Source, loop: ast.AST) -> Iterator[Finding]:
-    """Backward passes that some ranks leave out: `if loss.item() < limit: loss.backward()`.
+    """Backward passes that some ranks leave out.
+
+    if loss.item() < limit:
+        loss.backward()
 
     Where the `else` has a backward pass as well, every rank makes one.
     """
@@ -172,7 +181,7 @@ def _skipped_backwards(program: Program, source: Source, loop: ast.AST) -> Itera
         if called_name(call) != "backward" or program.function_of(call) is not None:
             continue
 
-        branch = next((outer for outer in ancestors(call) if isinstance(outer, ast.If)), None)
+        branch = enclosing(call, ast.If)
         if branch is None or any(has_backward(program, part) for part in branch.orelse):
             continue
 
@@ -183,7 +192,10 @@ def _skipped_backwards(program: Program, source: Source, loop: ast.AST) -> Itera
 
 
 def _has_backward_after(loop: ast.AST, node: ast.stmt) -> bool:
-    """Whether a round still comes to its backward pass after this, or it is elsewhere."""
+    """Whether a round still comes to its backward pass after this.
+
+    A loop without one has it in a function: then nothing is known of the order.
+    """
     calls = [call for call in nodes_in(loop, ast.Call) if called_name(call) == "backward"]
     return not calls or any(call.lineno > node.lineno for call in calls)
 
@@ -249,6 +261,7 @@ def _raises_when_out_of_memory(handler: ast.ExceptHandler) -> bool:
             continue
         if any(nodes_in(statement, ast.Raise) for statement in branch.body):
             return True
+
     return False
 
 
@@ -274,6 +287,7 @@ def _reason(program: Program, node: ast.AST) -> str:
     reason = next((reason for reason in reasons if reason), "")
     if reason == _DRAWN and is_seeded_alike(program, program.source_of(node)):
         return ""
+
     return reason if reason and not _is_agreed(program, node, loop) else ""
 
 
@@ -300,6 +314,7 @@ def _exchanges(program: Program, call: ast.Call) -> bool:
     is_local = name.startswith("torch.") and not name.startswith("torch.distributed.")
     if not is_local and any(word in called_name(call).lower() for word in _EXCHANGING):
         return True
+
     return any(chain[0] is call for _, chain in collectives_in(program, call))
 
 
@@ -320,6 +335,7 @@ def _own_value(program: Program, test: ast.expr, depth: int = 0) -> str:
         reason = _value_of_step(name) or _assigned_value(program, name, depth)
         if reason:
             return reason
+
     return ""
 
 
@@ -338,6 +354,7 @@ def _value_of_calls(program: Program, test: ast.expr) -> str:
             reason = _VALUES_OF_CALLS.get(program.name_of(part.func))
             if reason:
                 return reason
+
     return ""
 
 
@@ -349,11 +366,14 @@ def _set_by_signals(program: Program, source: Source) -> set[str]:
     signal.signal(signal.SIGTERM, handler)
     """
     names = set[str]()
-    handlers = [call.args[1] for call in program.calls(source, "signal.signal") if call.args[1:]]
-    for value in (value for handler in handlers for value in program.values(handler)):
-        if isinstance(value, Function):
-            for assignment in nodes_in(value.node, ast.Assign):
+    for call in program.calls(source, "signal.signal"):
+        for handler in program.values(argument(call, 1, "handler")):
+            if not isinstance(handler, Function):
+                continue
+
+            for assignment in nodes_in(handler.node, ast.Assign):
                 names.update(map(dotted, assignment.targets))
+
     return names
 
 
@@ -370,6 +390,7 @@ def _assigned_value(program: Program, name: ast.Name, depth: int) -> str:
         reason = _own_value(program, value, depth + 1)
         if reason:
             return reason
+
     return ""
 
 
@@ -413,9 +434,11 @@ def _stops_by_own_metric(program: Program, exit_: ast.Break) -> bool:
     if any(_exchanges(program, call) for call in nodes_in(loop, ast.Call)):
         return False
 
-    sums = [part for part in nodes_in(loop, ast.AugAssign) if ".item()" in ast.unparse(part.value)]
-    if any("loss" in ast.unparse(part) for part in sums):
-        return True
+    for addition in nodes_in(loop, ast.AugAssign):
+        written = ast.unparse(addition)
+        if "loss" in written and ".item()" in written:
+            return True
+
     return _evaluates_part(program, program.source_of(exit_))
 
 
@@ -427,10 +450,12 @@ def _words(tests: list[ast.expr], loop: Loop) -> set[str]:
     counted = nodes_in(loop.target, ast.Name) if isinstance(loop, ast.For) else []
     counters = {name.id for name in counted}
     words = set()
-    for name in (name for test in tests for name in nodes_in(test, ast.Name, ast.Attribute)):
-        written = dotted(name)
-        if written not in counters and _OPTIONS.isdisjoint(written.split(".")):
-            words.update(last_name(name).lower().split("_"))
+    for test in tests:
+        for name in nodes_in(test, ast.Name, ast.Attribute):
+            written = dotted(name)
+            if written not in counters and _OPTIONS.isdisjoint(written.split(".")):
+                words.update(last_name(name).lower().split("_"))
+
     return words
 
 

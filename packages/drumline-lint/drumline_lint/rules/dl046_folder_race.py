@@ -13,7 +13,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import ancestors, owner_of
+from drumline_lint.program.tree import enclosing, owner_of
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own
 
@@ -50,7 +50,7 @@ def _is_race(program: Program, call: ast.Call) -> bool:
 
     `os.makedirs(f"results/{rank}")` is a folder of each rank.
     """
-    if any(isinstance(outer, ast.Try) for outer in ancestors(call)):
+    if enclosing(call, ast.Try) is not None:
         return False
 
     path = call.args[0] if call.args else owner_of(call)

@@ -24,6 +24,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Samplers whose order is another on every rank.
 
     sampler = DistributedSampler(data, seed=args.seed + rank)
+
+    Without a shuffle, the seed is not used.
     """
     for sampler in program.calls(source, DISTRIBUTED_SAMPLER):
         shuffle = argument(sampler, 3, "shuffle")

@@ -23,6 +23,7 @@ from drumline_lint.program.tree import (
     called_name,
     calls_beside,
     dotted,
+    enclosing,
     enclosing_function,
     is_after,
     nodes_in,
@@ -76,6 +77,7 @@ def _is_left_running(program: Program, call: ast.Call) -> bool:
     statement = parent_of(call)
     if isinstance(statement, ast.Expr):
         return True
+
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     if len(targets) != 1 or not isinstance(targets[0], ast.Name):
         return False
@@ -138,6 +140,7 @@ def _divides_loss(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         is_assignment = isinstance(statement, ast.Assign | ast.AugAssign)
         if is_assignment and re.search(r"loss|lr", ast.unparse(statement)):
             return True
+
     return False
 
 
@@ -216,6 +219,7 @@ def _is_computed_of(holder: _Holder, assignment: ast.Assign) -> bool:
     names = map(dotted, nodes_in(assignment.value, ast.Name))
     if holder.name not in names or not is_after(assignment, holder.since):
         return False
+
     return all(called_name(call) in _KEEPING for call in nodes_in(assignment.value, ast.Call))
 
 
@@ -252,6 +256,7 @@ def _decision(program: Program, holder: _Holder) -> ast.AST | None:
             return step
         if _is_tested(use):
             return use
+
     return None
 
 
@@ -262,6 +267,7 @@ def _step_with(use: ast.Name) -> ast.Call | None:
         if isinstance(outer, ast.Call) and called_name(outer) not in _KEEPING:
             is_passed = any(part in outer.args for part in (use, *ancestors(use)))
             return outer if is_passed and called_name(outer) == "step" else None
+
     return None
 
 
@@ -271,7 +277,7 @@ def _is_tested(use: ast.Name) -> bool:
     if mean < best - patience:
         break
     """
-    branch = next((outer for outer in ancestors(use) if isinstance(outer, ast.If)), None)
+    branch = enclosing(use, ast.If)
     if branch is None or branch.test not in (use, *ancestors(use)):
         return False
 

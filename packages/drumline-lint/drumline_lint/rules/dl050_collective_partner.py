@@ -61,6 +61,7 @@ def _waits_first(program: Program, send: ast.Call) -> bool:
             continue
         if not any(conditions(program, call)):
             return True
+
     return False
 
 
@@ -81,6 +82,7 @@ def _is_computed_of_rank(program: Program, call: ast.Call, ranks: ast.expr) -> b
     bindings = [part for name in nodes_in(ranks, ast.Name) for part in program.bindings(name)]
     if any(binding.kind in ("parameter", "each") for binding in bindings):
         return False
+
     return any(is_rank(program, part) for part in parts(program, ranks))
 
 
@@ -96,6 +98,7 @@ def _is_for_members(call: ast.Call, ranks: ast.expr) -> bool:
             continue
         if ast.unparse(test.comparators[0]) == ast.unparse(ranks):
             return True
+
     return False
 
 
@@ -116,7 +119,9 @@ def _is_of_some_ranks(program: Program, call: ast.Call, ranks: ast.expr) -> bool
     for nearby in calls_beside(call):
         if nearby is call or program.name_of(nearby.func) != "torch.distributed.new_group":
             continue
+
         members = argument(nearby, 0, "ranks")
         if members is not None and ast.unparse(members) == ast.unparse(ranks):
             return False
+
     return True

@@ -75,8 +75,8 @@ def _early_optimizers(program: Program, source: Source) -> Iterator[ast.Call]:
     """
     for wrapping, sharded in _shardings(program, source):
         model = dotted(sharded)
-        for call in calls_beside(wrapping) if model else ():
-            if not is_after(wrapping, call):
+        for call in calls_beside(wrapping):
+            if not model or not is_after(wrapping, call):
                 continue
 
             if call.args and _makes_optimizer(program, call) and _takes(program, call, model):
@@ -86,10 +86,9 @@ def _early_optimizers(program: Program, source: Source) -> Iterator[ast.Call]:
 
 
 def _shardings(program: Program, source: Source) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """The calls that shard a model, themselves or in a function that gets it, with the model.
+    """The calls that shard a model, with the model, as this file writes it.
 
-    With `use_orig_params`, the parameters stay the same objects, and an optimizer may be made
-    before.
+    A function that shards its parameter counts, too: `model = shard(model)`.
     """
     for wrapping in program.all_calls(*FSDP):
         model = argument(wrapping, 0, "module")
@@ -124,7 +123,10 @@ def _shardings_by_function(
 
 
 def _makes_optimizer(program: Program, call: ast.Call) -> bool:
-    """Whether it gives an optimizer: `torch.optim.SGD(...)`, or a function that returns one."""
+    """Whether it gives an optimizer: `torch.optim.SGD(...)`, or a function that returns one.
+
+    Schedulers have the same prefix, `torch.optim.lr_scheduler.StepLR`, and are none.
+    """
     made = [value.name for value in program.values(call) if isinstance(value, CallResult)]
     return any(name.startswith("torch.optim.") and "lr_scheduler" not in name for name in made)
 
@@ -143,6 +145,7 @@ def _takes(program: Program, call: ast.Call, model: str) -> bool:
                 continue
             if dotted(part.func.value) == model:
                 return True
+
     return False
 
 
@@ -190,9 +193,12 @@ def _of_different_models(program: Program, source: Source) -> Iterator[Finding]:
         if model is None or not is_off or has_unknown_arguments(call):
             continue
 
-        near = connected(program, source)
-        calls = [program.index(file).calls for file in near]
-        loads = [load for by_name in calls for name in _LOADS for load in by_name.get(name, ())]
+        loads = [
+            load
+            for file in connected(program, source)
+            for name in _LOADS
+            for load in program.index(file).calls.get(name, ())
+        ]
         of_model = [load for load in loads if _is_of_model(program, load, model)]
         if of_model and all(is_main_only(guards(program, load)) for load in of_model):
             message = "only rank 0 has loaded the weights, and the other ranks shard random ones"
@@ -206,13 +212,19 @@ def _of_different_models(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_of_model(program: Program, load: ast.Call, model: ast.expr) -> bool:
-    """Whether it loads the weights of this model: `model.load_state_dict(state)`."""
+    """Whether it loads the weights of this model: `model.load_state_dict(state)`.
+
+    Loads into something else, as an optimizer, say nothing of the shards.
+    """
     return bool(program.values(owner_of(load)) & program.values(model))
 
 
 def _is_drawn_by_rank(program: Program, wrapping: ast.Call) -> bool:
-    """Whether the last seed before the model is wrapped has the rank in it:
-    `torch.manual_seed(42 + rank)`."""
+    """Whether the last seed before the model is wrapped has the rank in it.
+
+    torch.manual_seed(42 + rank)
+    model = FSDP(Net())
+    """
     seeds = [
         call
         for call in calls_beside(wrapping)
@@ -223,9 +235,12 @@ def _is_drawn_by_rank(program: Program, wrapping: ast.Call) -> bool:
 
 def _seeds_torch(program: Program, call: ast.Call) -> bool:
     """Whether it seeds torch, itself or in a function that it calls: `seed_everything(rank)`."""
+    calls = [call]
     function = program.function_of(call)
-    inner = [] if function is None else nodes_in(function, ast.Call)
-    return any(program.name_of(part.func) in _SEEDS for part in (call, *inner))
+    if function is not None:
+        calls += nodes_in(function, ast.Call)
+
+    return any(program.name_of(part.func) in _SEEDS for part in calls)
 
 
 # Gradients of shards.
@@ -247,19 +262,31 @@ def _clipped_shards(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _clips_by_model(program: Program, clip: ast.Call) -> bool:
-    """Whether `model.clip_grad_norm_(1.0)` is beside it, in another branch."""
+    """Whether the model's own clip is beside it, in another branch.
+
+    if use_fsdp:
+        model.clip_grad_norm_(1.0)
+    else:
+        clip_grad_norm_(model.parameters(), 1.0)
+    """
     clips = [call for call in calls_beside(clip) if is_method(call, "clip_grad_norm_")]
     return any(not program.name_of(call.func).startswith("torch.nn.") for call in clips)
 
 
 def _is_of_shards(program: Program, expression: ast.expr) -> bool:
-    """Whether it is the parameters of a sharded model: `FSDP(model).parameters()`."""
+    """Whether it is the parameters of a model that nothing but FSDP wraps.
+
+    model = FSDP(model)
+    clip_grad_norm_(model.parameters(), 1.0)
+    """
     for part in parts(program, expression):
         if not isinstance(part, ast.Call) or not is_method(part, "parameters"):
             continue
+
         made = program.made(owner_of(part), *WRAPPERS)
         if made and all(value.name == FSDP[0] for value in made):
             return True
+
     return False
 
 
@@ -325,8 +352,9 @@ def _saved_dtensors(program: Program, source: Source) -> Iterator[Finding]:
     if any_text_near(program, source, *_GATHERING):
         return
 
-    calls = [call for name in FSDP[1:] for call in program.calls(source, name)]
+    calls = program.calls(source, *FSDP[1:])
     sharded = {dotted(call.args[0]) for call in calls if call.args} - {""}
+
     for save in saves(program, source) if sharded else ():
         if sharded.isdisjoint(map(dotted, _owners_of_states(program, save))):
             continue

@@ -74,13 +74,13 @@ def _changed_in_functions(program: Program, source: Source) -> Iterator[Finding]
     """
     calls = program.index(source).calls
     names = {"update", "step", *_names_of_restoring(program)} - {"load_state_dict"}
-    for call in (call for name in sorted(names & calls.keys()) for call in calls[name]):
-        change = _change_in_function(program, call) if _is_on_main_only(program, call) else ""
-        if change and not _is_evened_out(program, call):
-            message = (
-                f"only rank 0 calls {source.code(call.func)}, which {change}: the replicas differ"
-            )
-            yield RULE.at(source, call, message)
+    for name in sorted(names & calls.keys()):
+        for call in calls[name]:
+            change = _change_in_function(program, call) if _is_on_main_only(program, call) else ""
+            if change and not _is_evened_out(program, call):
+                function = source.code(call.func)
+                message = f"only rank 0 calls {function}, which {change}: the replicas differ"
+                yield RULE.at(source, call, message)
 
 
 @cached_query
@@ -92,6 +92,7 @@ def _names_of_restoring(program: Program) -> set[str]:
             function = enclosing_function(call)
             if function is not None:
                 names.add(function.name)
+
     return names
 
 
@@ -121,6 +122,7 @@ def _change(program: Program, call: ast.Call) -> str:
 
     if is_state or program.made(owner, *FSDP):
         return f"restores {name}"
+
     inner = owner.value if isinstance(owner, ast.Attribute) and owner.attr == "module" else owner
     is_trained = bool(program.made(inner, DDP)) and _is_trained_later(program, call)
     return f"restores {name}" if is_trained else ""
@@ -144,9 +146,11 @@ def _change_in_function(program: Program, call: ast.Call) -> str:
     for restoring in nodes_in(function, ast.Call):
         if called_name(restoring) != "load_state_dict" or any(rank_tests_at(program, restoring)):
             continue
+
         change = _change(program, restoring)
         if change:
             return change
+
     return ""
 
 
@@ -179,6 +183,7 @@ def _is_trained_later(program: Program, call: ast.Call) -> bool:
                 continue
             if any(map(is_backward, (later, *calls_made_in(program, later)))):
                 return True
+
     return False
 
 
@@ -214,6 +219,7 @@ def _left_by_preparation(program: Program, source: Source) -> Iterator[Finding]:
     for owner in program.index(source).every(ast.ClassDef) if is_several else ():
         if not any("Lightning" in str(base) for base in program.ancestry(owner)[1:]):
             continue
+
         method = program.method(owner, "prepare_data")
         if method is None or method not in owner.body:
             continue
@@ -247,4 +253,5 @@ def _read_elsewhere(method: FunctionNode, of_self: list[ast.Attribute]) -> set[s
             read.add(part.attr)
         elif isinstance(part.ctx, ast.Store) and function.name != "__init__":
             stored.add(part.attr)
+
     return read - stored

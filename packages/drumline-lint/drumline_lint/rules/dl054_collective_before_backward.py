@@ -91,6 +91,7 @@ def _goes_backward(call: ast.Call, loss: str) -> bool:
         for later in nodes_in(statement, ast.Call):
             if is_method(later, "backward"):
                 return bool(loss) and dotted(later.func.value) == loss
+
     return False
 
 
@@ -106,6 +107,7 @@ def _reduces_argument(program: Program, call: ast.Call) -> bool:
             continue
         if inner.args and _is_parameter(program, inner.args[0]):
             return True
+
     return False
 
 
@@ -142,6 +144,7 @@ def _is_gathered_for_loss(program: Program, call: ast.Call) -> bool:
 def _is_put_back(call: ast.Call, function: FunctionNode) -> bool:
     """Whether this rank's features, which have a gradient, replace the gathered ones.
 
+    dist.all_gather(parts, features)
     parts[rank] = features
     """
     buffers = dotted(call.args[0])
@@ -156,6 +159,9 @@ def _has_loss(function: FunctionNode) -> bool:
 
 def _is_lost(program: Program, function: FunctionNode, gather: str) -> bool:
     """Whether all that is gathered of its parameters is used in no other way.
+
+    dist.all_gather(parts, features)  # `features` is lost
+    logits = features @ torch.cat(parts).T  # but not with this line
 
     `torch.zeros_like(features)` takes only its form, and is no use of its values.
     """

@@ -22,9 +22,11 @@ _FLAGS = {"--local_rank", "--local-rank"}
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """The flag, if no file of the program reads LOCAL_RANK; DeepSpeed's launcher gives it.
+    """The flag, if no file of the program reads LOCAL_RANK.
 
     parser.add_argument("--local_rank", type=int, default=0)
+
+    DeepSpeed's launcher passes it.
     """
     if framework(program, source) == "deepspeed":
         return
@@ -46,18 +48,24 @@ def _names(option: ast.Call) -> list[str]:
 
 
 def _reads_variable(program: Program, source: Source) -> bool:
-    """Whether a file of the program asks the environment: `os.environ["LOCAL_RANK"]`."""
+    """Whether a file of the program asks the environment: `os.environ["LOCAL_RANK"]`.
+
+    Then the flag is there for launchers that pass it.
+    """
     words = ('"LOCAL_RANK"', "'LOCAL_RANK'", "SLURM_LOCALID")
     return any_text_near(program, source, *words)
 
 
 def _is_for_torchrun(program: Program, source: Source) -> bool:
-    """Whether torchrun starts the file, or the file says so; a framework may have a launcher of
-    its own."""
+    """Whether torchrun starts the file, or the file says so.
+
+    A framework may have a launcher of its own, which passes the flag.
+    """
     if framework(program, source):
         return False
     if "torchrun" in source.text:
         return True
+
     return any(launch.kind == TORCHRUN for launch in program.launches_of(source))
 
 

@@ -18,10 +18,10 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
     Loop,
-    ancestors,
     called_name,
     calls_beside,
     dotted,
+    enclosing,
     owner_of,
     parent_of,
     scope_of,
@@ -79,7 +79,8 @@ def _is_lost(call: ast.Call) -> bool:
     """
     if not isinstance(parent_of(call), ast.Expr) or not call.args:
         return False
-    return not any(isinstance(outer, ast.Try | ast.With) for outer in ancestors(call))
+
+    return enclosing(call, ast.Try, ast.With) is None
 
 
 # Methods that DDP does not have.
@@ -93,23 +94,28 @@ def _missing_methods(program: Program, source: Source) -> Iterator[Finding]:
     """
     calls = program.index(source).calls
     names = (_names_of_methods(program) - _OF_MODULES) & calls.keys()
-    for call in (call for name in names for call in calls[name]):
-        owner = owner_of(call)
-        made = program.made(owner, DDP)
-        if owner is None or not made or len(made) < len(program.values(owner)):
-            continue
-        if _is_not_wrapped(program, owner):
-            continue
+    for name in names:
+        for call in calls[name]:
+            model = owner_of(call)
+            if model is None or not _is_missing(program, model, name):
+                continue
 
-        name = called_name(call)
-        classes = _classes_inside(program, [value.call for value in made])
-        if classes and all(program.method(class_, name) is not None for class_ in classes):
             message = (
-                f"{source.code(owner)} is wrapped in DDP, which has no method {name}: "
+                f"{source.code(model)} is wrapped in DDP, which has no method {name}: "
                 "this raises an AttributeError"
             )
-            fix = f"call it in forward, or as `{source.code(owner)}.module.{name}`"
+            fix = f"call it in forward, or as `{source.code(model)}.module.{name}`"
             yield RULE.at(source, call, message, fix=fix)
+
+
+def _is_missing(program: Program, model: ast.expr, name: str) -> bool:
+    """Whether a model is surely wrapped, and what is wrapped has a method of this name."""
+    made = program.made(model, DDP)
+    if not made or len(made) < len(program.values(model)) or _is_not_wrapped(program, model):
+        return False
+
+    classes = _classes_inside(program, [value.call for value in made])
+    return bool(classes) and all(program.method(class_, name) is not None for class_ in classes)
 
 
 def _is_not_wrapped(program: Program, model: ast.expr) -> bool:
@@ -123,9 +129,11 @@ def _is_not_wrapped(program: Program, model: ast.expr) -> bool:
     for test, holds in held_conditions(program, model):
         if holds or not isinstance(test, ast.Call) or not test.args:
             continue
+
         is_question = called_name(test) in ("hasattr", "isinstance")
         if is_question and dotted(test.args[0]) == dotted(model):
             return True
+
     return False
 
 
@@ -140,6 +148,7 @@ def _names_of_methods(program: Program) -> set[str]:
         for base in program.ancestry(class_):
             if not isinstance(base, str):
                 names |= {part.name for part in base.body if isinstance(part, ast.FunctionDef)}
+
     return names
 
 
@@ -164,6 +173,7 @@ def _first_bypass(
             continue
         if not synchronized or _is_of_other(program, call, synchronized):
             return call
+
     return None
 
 
@@ -185,6 +195,7 @@ def _bypasses(program: Program, call: ast.Call) -> bool:
     module = model.value if isinstance(model, ast.Attribute) else None
     if isinstance(module, ast.Attribute) and module.attr == "module":
         return bool(program.made(module.value, DDP)) and _goes_backward(program, call)
+
     return any(is_wrapped_by(program, model, wrapping) for wrapping in program.all_calls(DDP))
 
 
@@ -203,6 +214,7 @@ def _is_of_other(program: Program, call: ast.Call, synchronized: list[ast.Call])
         return False
     if any(scope_of(nearby) is not scope_of(call) for nearby in synchronized):
         return False
+
     return _goes_backward(program, call)
 
 
