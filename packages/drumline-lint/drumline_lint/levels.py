@@ -16,6 +16,7 @@ from drumline_lint.flow.distributed import (
     starts_ranks,
 )
 from drumline_lint.flow.left_out import is_line_left_out
+from drumline_lint.flow.shown_runs import is_shown, programs_not_shown, shown_runs
 from drumline_lint.flow.unused import lines_of_one_process, unused_lines
 from drumline_lint.program.imports import connected
 from drumline_lint.program.program import Program
@@ -71,6 +72,9 @@ _LIBRARIES = set(
 )
 
 
+_MOST_NAMES = 2
+
+
 def limited(finding: Finding, rule: Rule, evidence: Evidence) -> Finding:
     """The finding with the severity that its rule has earned on such evidence."""
     is_error = rule.severity is finding.severity is Severity.ERROR
@@ -109,12 +113,20 @@ def evidence_of(program: Program, source: Source) -> Evidence:
     return Evidence.COMPLETE if is_complete else Evidence.SEVERAL_PROGRAMS
 
 
-def is_run(program: Program, source: Source, finding: Finding) -> bool:
-    """Whether it is no test, and something in the program names the function that it is in; where
-    programs with ranks import the file, something in them; and no option keeps it from being run."""
+def why_not_run(program: Program, source: Source, finding: Finding) -> str | None:
+    """Why nobody runs it as the repository is shipped, if so: it is in a test, nothing in the program
+    names the function that it is in, or, where programs with ranks import the file, nothing in
+    them; no program runs it that the repository shows how to start; or an option keeps it from being
+    run. Empty where there is nothing to explain."""
     place = finding.place
-    if source.is_test or (place.cell is None and is_line_left_out(program, source, place.line)):
-        return False
     not_run = [*unused_lines(program, source), *lines_of_one_process(program, source)]
     is_unused = place.path == str(source.path) and any(place.line in lines for lines in not_run)
-    return not is_unused
+    if source.is_test or is_unused:
+        return ""
+    if not is_shown(program, source):
+        names = [file.path.name for file in programs_not_shown(program, source)]
+        return f"no launch shown here starts {' or '.join(sorted(set(names))[:_MOST_NAMES])}"
+    if place.cell is None and is_line_left_out(program, source, place.line):
+        has_runs = bool(shown_runs(program, source))
+        return f"{'no launch shown here' if has_runs else 'no default'} leads to this line"
+    return None

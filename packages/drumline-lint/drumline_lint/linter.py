@@ -33,15 +33,21 @@ from drumline_lint.levels import (
     Evidence,
     copied_libraries,
     evidence_of,
-    is_run,
     is_set_aside,
     limited,
+    why_not_run,
 )
 from drumline_lint.parallel_work import in_processes
 from drumline_lint.program.files import index_of
 from drumline_lint.program.program import Program
-from drumline_lint.reading.launchers import Launch, launches, training_file
+from drumline_lint.reading.launchers import (
+    Launch,
+    launches,
+    training_file,
+    working_folder,
+)
 from drumline_lint.reading.manifest import Manifest
+from drumline_lint.reading.mentions import mentioned_files
 from drumline_lint.reading.parse import Reading, decode, read_file
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.source import CANNOT_PARSE, Source, is_silenced, syntax_problem
@@ -134,6 +140,15 @@ class Results:
         self.unparsed += results.unparsed
 
 
+@dataclass(frozen=True)
+class TextsOfRepository:
+    """What the files beside the Python code say of it."""
+
+    launches: Mapping[Path, Sequence[Launch]]
+    documents: Mapping[Path, str]
+    mentioned: frozenset[str]
+
+
 def all_docs(rules: RuleModules) -> dict[str, Rule]:
     return {**OWN_RULES, **{number: module.RULE for number, module in rules.items()}}
 
@@ -172,7 +187,8 @@ def run_rules(
     readmes = [reading.readme for reading in readings if reading.readme is not None]
     documents = documents_by_path(readings)
     launched = launches_by_file([*scripts, *readmes], documents)
-    check_part = functools.partial(_check_part, chosen, progress, launched, documents, os.getpid())
+    texts = TextsOfRepository(launched, documents, mentioned_files(readings))
+    check_part = functools.partial(_check_part, chosen, progress, texts, os.getpid())
     results = Results()
     for part in in_processes(check_part, _parts_of(projects(sources), jobs)):
         results.extend(part)
@@ -248,8 +264,7 @@ def _size(group: Sequence[Source]) -> int:
 def _check_part(
     rules: RuleModules,
     progress: Progress,
-    launched: Mapping[Path, Sequence[Launch]],
-    documents: Mapping[Path, str],
+    texts: TextsOfRepository,
     first_process: int,
     part: Sequence[list[Source]],
 ) -> Results:
@@ -269,7 +284,7 @@ def _check_part(
         projects_read.append(parsed)
     numbers = itertools.count(1 + len(results.unparsed))
     for project in projects_read:
-        for _ in _check_project(results, project, rules, launched, documents):
+        for _ in _check_project(results, project, rules, texts):
             progress("looking at", next(numbers), num_files)
     return results
 
@@ -291,8 +306,7 @@ def _check_project(
     results: Results,
     project: list[Source],
     rules: RuleModules,
-    launched: Mapping[Path, Sequence[Launch]],
-    documents: Mapping[Path, str],
+    texts: TextsOfRepository,
 ) -> Iterator[Source]:
     """Yields each file before it is checked."""
     applicable = {number: module for number, module in rules.items() if hasattr(module, "check")}
@@ -303,8 +317,9 @@ def _check_project(
             if not module.RULE.only_distributed
         }
     program, distributed = _resolved(results, project)
-    program.launches = launched
-    program.documents = documents
+    program.launches = texts.launches
+    program.documents = texts.documents
+    program.mentioned = texts.mentioned
     for source in program.sources:
         yield source
         for number, module in applicable.items():
@@ -325,14 +340,16 @@ def launches_by_file(
     scripts: list[Script], documents: Mapping[Path, str]
 ) -> Mapping[Path, Sequence[Launch]]:
     """The launches of all scripts, which get the settings that they may name, by the Python file
-    that they start, from the folder of the script or one above."""
+    that they start, from the folder that the script is in or enters, or one above."""
     launched: dict[Path, list[Launch]] = {}
     for script in scripts:
         script.documents = documents
         for launch in launches(script):
             name = training_file(launch)
-            for folder in script.path.parents if name else ():
-                launched.setdefault(Path(os.path.normpath(folder / name)), []).append(launch)
+            names = {name, f"{working_folder(launch)}/{name}".lstrip("/")} if name else ()
+            paths = {folder / each for folder in script.path.parents for each in names}
+            for path in {Path(os.path.normpath(path)) for path in paths}:
+                launched.setdefault(path, []).append(launch)
     return launched
 
 
@@ -342,10 +359,12 @@ def findings_of(module: Any, program: Program, source: Source) -> Iterator[Findi
     if source.is_test and not module.RULE.in_tests:
         return
     for finding in module.check(program, source):
-        if is_run(program, source, finding):
+        reason = why_not_run(program, source, finding)
+        if reason is None:
             yield limited(finding, module.RULE, evidence_of(program, source))
         else:
-            yield replace(finding, severity=Severity.NOTE)
+            message = f"{finding.message} (a note: {reason})" if reason else finding.message
+            yield replace(finding, severity=Severity.NOTE, message=message)
 
 
 def findings_of_script(module: Any, script: Script) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from drumline_lint.linter import (
     launches_by_file,
 )
 from drumline_lint.program.program import Program
+from drumline_lint.reading.mentions import mentioned_files
 from drumline_lint.reading.parse import read_bytes
 from drumline_lint.reading.source import Source
 from drumline_lint.rules import all_rules
@@ -63,6 +64,7 @@ def findings_in(files: tuple[tuple[str, str], ...]) -> list[Finding]:
     readmes = [reading.readme for reading in readings if reading.readme is not None]
     program.documents = documents_by_path(readings)
     program.launches = launches_by_file([*scripts, *readmes], program.documents)
+    program.mentioned = mentioned_files(readings)
     found: list[Finding] = []
     for module in all_rules().values():
         if hasattr(module, "check"):

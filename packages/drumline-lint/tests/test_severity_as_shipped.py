@@ -171,3 +171,181 @@ def test_a_group_that_is_joined_under_an_option(words: str, severity: Severity) 
     script = f"torchrun --nproc_per_node=4 train.py{words}\n"
     findings = findings_in((("train.py", training), ("run.sh", script)))
     assert [each.severity for each in findings if each.rule == "DL014"] == [severity]
+
+
+OPTIONS = (
+    "import argparse\nimport torch\nimport torch.distributed as dist\nimport torchvision\n"
+    "parser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--mode', default='train')\n"
+    "parser.add_argument('-n', '--norm', type=float, default=0.0)\n"
+    "parser.add_argument('--track', type=str2bool, default=True)\n"
+    "parser.add_argument('--fp16', action='store_true')\n"
+    "parser.add_argument('--val_data', default=None)\n"
+    "parser.add_argument('--local_rank', type=int, default=-1)\n"
+    "args = parser.parse_args()\n"
+    "dist.init_process_group('nccl')\n"
+    "net = torch.nn.parallel.DistributedDataParallel(net)\n"
+    "BEFORE\n"
+    "if CONDITION:\n"
+    "    torchvision.datasets.MNIST('data', download=True)\n"
+)
+CHOSEN = "kind = torch.float16 if args.fp16 else torch.float32"
+SCALED = (
+    f"{CHOSEN}\nif kind == torch.float16:\n    scaler = torch.amp.GradScaler()\n"
+    "else:\n    scaler = None"
+)
+
+
+def severity_in_runs(condition: str, before: str, *words: str) -> Severity:
+    training = OPTIONS.replace("BEFORE", before).replace("CONDITION", condition)
+    script = "".join(f"torchrun --nproc_per_node=4 train.py {each}\n" for each in words)
+    findings = findings_in((("train.py", training), ("run.sh", script)))
+    return next(finding.severity for finding in findings if finding.rule == "DL042")
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ("args.mode == 'train'", "--mode test"),
+        ("args.mode in ('train', 'tune')", "--mode=test"),
+        ("args.norm > 0", "-n 0"),
+        ("args.norm > 0", "--norm 0.0 $@"),
+        ("args.track", "--track n"),
+        ("args.track", "--track false"),
+        ("getattr(args, 'track', True)", "--track no"),
+        ("not args.fp16", "--fp16"),
+        ("args.fp16", "--fp32"),
+        ("args.fp16", "$MORE"),
+        ("args.mode.lower() and args.norm", "--norm 0"),
+    ],
+)
+def test_a_condition_that_no_launch_meets(condition: str, words: str) -> None:
+    assert severity_in_runs(condition, "", words) is Severity.NOTE
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ("args.mode == 'test'", ("--mode test",)),
+        ("args.mode == 'test'", ("--mode train", "--mode test")),
+        ("args.mode == 'test'", ("--mode $MODE",)),
+        ("args.mode in ('test', 'tune')", ("--mode=test",)),
+        ("args.norm > 0", ("-n 0.5",)),
+        ("args.norm > 0", ("--norm 0", "--norm 1e-3")),
+        ("args.track", ("--track y",)),
+        ("not args.fp16", ("--fp16", "")),
+        ("args.fp16", ("MORE", "--fp16")),
+        ("args.mode.lower() == 'test'", ("",)),
+        ("args.local_rank != -1", ("",)),
+    ],
+)
+def test_a_condition_that_some_launch_meets(condition: str, words: tuple[str, ...]) -> None:
+    assert severity_in_runs(condition, "", *words) is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("words", "severity"), [("--norm 3", Severity.NOTE), ("--fp16", Severity.WARNING)]
+)
+@pytest.mark.parametrize(
+    ("before", "condition"),
+    [
+        (CHOSEN, "kind == torch.float16"),
+        (CHOSEN.replace("torch.float16", "torch.half"), "kind == torch.float16"),
+        (SCALED, "scaler"),
+        (SCALED.replace("\nelse:", "\nif not args.fp16:"), "scaler != None"),
+        ("low = args.fp16", "low and ready"),
+        ("if not args.fp16:\n    raise SystemExit", "ready"),
+    ],
+)
+def test_a_value_that_an_option_decides(
+    before: str, condition: str, words: str, severity: Severity
+) -> None:
+    assert severity_in_runs(condition, before, words) is severity
+
+
+@pytest.mark.parametrize(
+    ("before", "condition", "severity"),
+    [
+        ("args.track = args.track and False", "args.track", Severity.WARNING),
+        ("if args.mode == 'test':\n    args.fp16 = True", "args.fp16", Severity.NOTE),
+        ("if args.mode == 'train':\n    args.fp16 = True", "args.fp16", Severity.WARNING),
+        ("args.fp16 = args.fp16 or compute()", "args.fp16", Severity.WARNING),
+        ("found = False", "found", Severity.WARNING),
+        ("clip = 0.0", "clip > 0", Severity.WARNING),
+        (
+            "if args.val_data is not None:\n    args.data_path = args.val_data",
+            "args.data_path if hasattr(args, 'data_path') else None",
+            Severity.NOTE,
+        ),
+        (
+            "args.data_path = read()",
+            "args.data_path if hasattr(args, 'data_path') else None",
+            Severity.WARNING,
+        ),
+    ],
+)
+def test_a_value_that_the_code_sets(before: str, condition: str, severity: Severity) -> None:
+    assert severity_in_runs(condition, before, "--norm 3") is severity
+
+
+@pytest.mark.parametrize(
+    ("named", "severity"),
+    [("off.yaml", Severity.NOTE), ("on.yaml", Severity.WARNING), ("$CONFIG", Severity.WARNING)],
+)
+def test_the_settings_that_a_launch_names(named: str, severity: Severity) -> None:
+    training = TRAINING.replace("DECLARED", "config = load(args.config)").replace(
+        "CONDITION", "config.keep_last"
+    )
+    files = (
+        ("train.py", training),
+        ("configs/off.yaml", "train:\n  keep_last: false\n"),
+        ("configs/on.yaml", "train:\n  keep_last: true\n"),
+        ("run.sh", f"torchrun --nproc_per_node=4 train.py --config configs/{named}\n"),
+    )
+    findings = [finding for finding in findings_in(files) if finding.rule == "DL014"]
+    assert [finding.severity for finding in findings] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("words", "severity"), [("", Severity.NOTE), ("--max_norm 1", Severity.WARNING)]
+)
+def test_an_option_that_a_subclass_hands_on(words: str, severity: Severity) -> None:
+    training = HANDED_ON.replace("CONDITION", "self.norm > 0").replace(
+        "trainer = Trainer(norm=ARGUMENT)",
+        "class Special(Trainer):\n    def __init__(self, limit, norm):\n"
+        "        super().__init__(norm)\n"
+        "trainer = Special(3, norm=args.max_norm)",
+    )
+    script = f"torchrun --nproc_per_node=4 train.py {words}\n"
+    findings = findings_in((("train.py", training), ("run.sh", script)))
+    assert [each.severity for each in findings if each.rule == "DL014"] == [severity]
+
+
+def test_an_attribute_that_others_set() -> None:
+    training = HANDED_ON.replace("CONDITION", "self.norm > 0")
+    training = training.replace("ARGUMENT", "args.max_norm") + "trainer.norm = 3.0\n"
+    findings = findings_in((("train.py", training), ("run.sh", SCRIPT)))
+    severities = [each.severity for each in findings if each.rule == "DL014"]
+    assert severities == [Severity.WARNING]
+
+
+def test_a_note_says_that_no_launch_leads_to_its_line() -> None:
+    training = TRAINING.replace("DECLARED", FLAG).replace("CONDITION", "args.keep_last")
+    findings = findings_in((("train.py", training), ("run.sh", SCRIPT)))
+    (message,) = [finding.message for finding in findings if finding.rule == "DL014"]
+    assert message.endswith("(a note: no launch shown here leads to this line)")
+
+
+@pytest.mark.parametrize(
+    ("words", "severity"), [("--track n", Severity.NOTE), ("", Severity.WARNING)]
+)
+def test_a_tracker_that_every_launch_turns_off(words: str, severity: Severity) -> None:
+    training = (
+        "import argparse, os, wandb\nimport torch.distributed as dist\n"
+        "parser = argparse.ArgumentParser()\nparser.add_argument('--track', default='y')\n"
+        "args = parser.parse_args()\ndist.init_process_group('nccl')\n"
+        "if args.track == 'n':\n    os.environ['WANDB_DISABLED'] = 'true'\nwandb.init()\n"
+    )
+    script = f"torchrun --nproc_per_node=4 train.py {words}\n"
+    findings = findings_in((("train.py", training), ("run.sh", script)))
+    assert [each.severity for each in findings if each.rule == "DL023"] == [severity]

@@ -38,6 +38,8 @@ class Program:
         """What scripts start, by the path of the file."""
         self.documents: Mapping[Path, str] = {}
         """The texts of settings and requirements, by the path of the file."""
+        self.mentioned: frozenset[str] = frozenset()
+        """The files and modules that texts of the repository name."""
 
     # The files.
 

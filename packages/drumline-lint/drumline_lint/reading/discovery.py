@@ -20,7 +20,8 @@ DOCUMENT_NAMES = re.compile(
     r"requir\w*ments?[\w.-]*\.txt|pyproject\.toml|(?:ds|deepspeed|zero)[\w.-]*\.json", re.IGNORECASE
 )
 """Requirements, and the settings of DeepSpeed."""
-README_NAMES = re.compile(r"README.*", re.IGNORECASE)
+README_NAMES = re.compile(r"README.*|.+\.(?:md|rst)", re.IGNORECASE)
+"""READMEs, and documentation beside them."""
 SHELL_SHEBANG = re.compile(rb"#!.*\b(?:ba|da|k|z)?sh\b")
 _FIRST_LINE_BYTES = 200
 SKIPPED = frozenset({"__pycache__", "node_modules", "build", "site-packages", "venv"})

@@ -263,15 +263,38 @@ class Launch:
         return container is not None and container.sets_torchrun_flags
 
 
+_IN_UNKNOWN_FOLDER = re.compile(r"\$(?:\w+|\{\w+\})/([\w./-]+\.py)")
+
+
 def training_file(launch: Launch) -> str:
-    """The Python file that it starts, as it is written; empty if it is not known."""
-    words = [word.plain or "" for word in launch.arguments]
-    path = next((word for word in words if not word.startswith("-")), "")
+    """The Python file that it starts, as it is written, or below a folder that is not known; empty
+    if it is not known."""
+    words = [_known_part(launch.script, word) for word in launch.arguments]
+    path = next((word for word in words if word and not word.startswith("-")), "")
 
     is_module = "module" in launch.flags or words[:1] == ["-m"]
     if is_module:
         return f"{path.replace('.', '/')}.py" if path else ""
     return path.removeprefix("./") if path.endswith(".py") else ""
+
+
+def _known_part(script: Script, word: Word) -> str:
+    """`train.py` of `$CODE/train.py`; empty for other words whose value is not known."""
+    below = _IN_UNKNOWN_FOLDER.fullmatch(word.text)
+    return below[1] if below else script.constant(word) or ""
+
+
+def working_folder(launch: Launch) -> str:
+    """The folder that the script enters before, from its own one: `code` after `cd code`."""
+    folder = ""
+    for command in launch.script.outermost.commands:
+        if command.start >= launch.command.start:
+            break
+        if command.words[0].plain == "cd" and len(command.words) > 1:
+            entered = command.words[1].plain or ""
+            is_below = entered != "" and not entered.startswith(("/", "~", "-"))
+            folder = os.path.normpath(f"{folder}/{entered}".lstrip("/")) if is_below else ""
+    return folder
 
 
 def launches(script: Script) -> list[Launch]:

@@ -12,16 +12,19 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import is_on_every_rank
+from drumline_lint.flow.left_out import is_reached_in_every_run
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.origins import depends_on_rank
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import nodes_in
+from drumline_lint.program.tree import nodes_in, parent_of
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL023", in_tests=False)
 _TRACKERS = (
     "wandb.init mlflow.start_run neptune.init_run comet_ml.Experiment swanlab.init aim.Run".split()
 )
+_TURNING_OFF = ("WANDB_DISABLED", "WANDB_MODE")
+_OFF = ("true", "1", "disabled")
 _WRITERS = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter")
 
 
@@ -40,6 +43,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
         # writers that only rank 0 uses leave files without content
         is_shown = is_of_ranks(program, source) and not is_writer
+        is_shown = is_shown and not _is_turned_off(program, source)
         severity = None if is_shown else Severity.NOTE
         yield RULE.at(source, call, message, severity=severity)
 
@@ -56,3 +60,15 @@ def _is_named_by_rank(program: Program, call: ast.Call) -> bool:
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
     tests = [branch.test for value in arguments for branch in nodes_in(value, ast.IfExp)]
     return any(depends_on_rank(program, part) for part in (*arguments, *tests))
+
+
+def _is_turned_off(program: Program, source: Source) -> bool:
+    """Whether every run that is shown comes to `os.environ["WANDB_MODE"] = "disabled"`."""
+    return any(
+        isinstance(setting.slice, ast.Constant)
+        and setting.slice.value in _TURNING_OFF
+        and isinstance(assignment := parent_of(setting), ast.Assign)
+        and getattr(assignment.value, "value", None) in _OFF
+        and is_reached_in_every_run(program, setting)
+        for setting in program.index(source).every(ast.Subscript)
+    )

@@ -1,0 +1,273 @@
+"""What the options of a program are where nobody gives them another value, and under a launch that
+is shown: of argparse, of a class of settings, of a YAML file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from drumline_lint.flow.shown_runs import ShownRun, shown_runs
+from drumline_lint.program.calls import argument
+from drumline_lint.program.imports import connected
+from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
+from drumline_lint.program.tree import called_name, dotted, last_name, owner_of, parent_of
+from drumline_lint.program.value import ConstantValue
+from drumline_lint.reading.source import Source
+
+UNKNOWN = object()
+"""A value that may be anything."""
+_HOLDER = re.compile(
+    r"(^|[._])(args?|arguments|cfg|conf|config|configs|flags|hparams|hps|opts?|options|params|settings)(\.|$)",
+    re.IGNORECASE,
+)
+_HOLDING_CLASS = re.compile(r"(Args|Arguments|Config|Configuration|Options|Params|Settings)$")
+_OF_LAUNCHERS = ("local_rank", "rank", "world_size", "node_rank")
+"""What a launcher gives, or its variables."""
+_WORDS_OF_YAML = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_WORDS_OF_FLAGS = {"y": True, "t": True, "n": False, "f": False}
+"""What a function of a parser may read as true or false: `type=str2bool`."""
+_SETTING = re.compile(r"^[ \t]*['\"]?([\w-]+)['\"]?:[ \t]*([^#\n]*)", re.MULTILINE)
+_NOTHING_IN_YAML = ("null", "none", "~", "''", '""')
+_INTEGER = re.compile(r"[-+]?\d+")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+_NOT_KNOWN = re.compile(r"[$`]|<\w[^<>]*>|\{\{")
+"""In a word of a script: a variable, a placeholder."""
+
+
+def option_of(expression: ast.expr) -> str:
+    """`resume` of `args.resume`, `cfg["resume"]`, `cfg.get("resume")` and `getattr(args,
+    "resume", None)`."""
+    key: ast.expr | None = None
+    holder: ast.expr | None = None
+    if isinstance(expression, ast.Attribute):
+        return expression.attr if is_holder(expression.value) else ""
+    if isinstance(expression, ast.Subscript):
+        key = expression.slice
+        holder = expression.value
+    elif isinstance(expression, ast.Call) and called_name(expression) == "get":
+        key = expression.args[0] if len(expression.args) == 1 else None
+        holder = owner_of(expression)
+    elif isinstance(expression, ast.Call) and called_name(expression) in ("getattr", "hasattr"):
+        holder, key = (*expression.args, None, None)[:2]
+    is_held = holder is not None and is_holder(holder)
+    return str(key.value) if is_held and isinstance(key, ast.Constant) else ""
+
+
+def is_holder(expression: ast.expr) -> bool:
+    """`args`, `self.cfg.train`: what has options as attributes."""
+    return _HOLDER.search(dotted(expression)) is not None
+
+
+@cached_query
+def option_values(
+    program: Program, source: Source, name: str, run: ShownRun | None
+) -> Sequence[object]:
+    """What an option may be before the code sets it; without a run, by its defaults. Nothing if
+    nothing declares it."""
+    if name in _OF_LAUNCHERS:
+        return [UNKNOWN]
+    if run is not None:
+        words = _flags_of(program, source, name) & run.given.keys()
+        if words:
+            return [_converted(program, source, name, run.given[word]) for word in sorted(words)]
+    values = _values_by_default(program, source, name, run)
+    if not values:
+        return []
+    is_shown = bool(program.launches) or name in _settings(program)
+    is_shown = is_shown or _has_fixed_arguments(program, source)
+    return [UNKNOWN] if not is_shown or _is_given(program, source, name, run) else values
+
+
+def _values_by_default(
+    program: Program, source: Source, name: str, run: ShownRun | None
+) -> list[object]:
+    if run is not None:  # what a file says that the launch names comes before a default
+        named = [_settings_of(program, path).get(name, []) for path in run.settings]
+        if any(named):
+            return [value for values in named for value in values]
+    of_files = [] if run is not None and run.settings else _settings(program).get(name, [])
+    of_code = [*_of_parsers(program, source, name), *_of_classes(program, source, name)]
+    return [*of_code, *of_files]
+
+
+# What a launch gives.
+
+
+def _flags_of(program: Program, source: Source, name: str) -> set[str]:
+    """The option's own name, and those of its flags: `g` and `gpus` of `add_argument("-g",
+    "--gpus", dest="num_gpus")`."""
+    declarations = _declarations(program, source, name)
+    flags = {
+        str(word.value).lstrip("-").replace("-", "_")
+        for call in declarations
+        for word in call.args
+        if isinstance(word, ast.Constant)
+    }
+    return flags or {name}
+
+
+def _converted(program: Program, source: Source, name: str, written: str | None) -> object:
+    """The value that a word of a command line has in the program."""
+    declarations = _declarations(program, source, name)
+    if written is None:
+        actions = [argument(call, None, "action") for call in declarations]
+        return not any(getattr(action, "value", "") == "store_false" for action in actions)
+    if _NOT_KNOWN.search(written):
+        return UNKNOWN
+
+    kinds = [argument(call, None, "type") for call in declarations]
+    kind = last_name(kinds[0]) if kinds and kinds[0] is not None else ""
+    if kind == "bool":
+        return bool(written)  # also of "False"
+    if kind == "str" or (declarations and kinds[0] is None):
+        return written
+    value = of_yaml(written)
+    is_word = bool(kind) and isinstance(value, str)
+    return _WORDS_OF_FLAGS.get(written.lower(), value) if is_word else value
+
+
+def _is_given(program: Program, source: Source, name: str, run: ShownRun | None) -> bool:
+    """Whether the code, or a script whose launches are not read for this run, may give the option a
+    value."""
+    files = connected(program, source)
+    if any(_is_default_set(program, file, name) for file in files):
+        return True
+    words = "[-_]".join(map(re.escape, name.split("_")))
+    flag = re.compile(rf"--{words}(?![\w-])")
+    written = sum(len(flag.findall(file.text)) for file in files)
+    messages = [text for file in files for text in _told_to_users(program, file)]
+    if written > sum(len(flag.findall(text)) for text in messages):
+        return True
+
+    setting = re.compile(rf"(?<![\w.-])(--{words}(?![\w-])|\+*([\w.]+\.)?{re.escape(name)}=)")
+    return any(map(setting.search, _texts_of_scripts(program, source, run)))
+
+
+@cached_query
+def _texts_of_scripts(program: Program, source: Source, run: ShownRun | None) -> set[str]:
+    """The scripts that may give more than the words of the run."""
+    launches = [launch for starts in program.launches.values() for launch in starts]
+    scripts = {launch.script.outermost for launch in launches}
+    if run is not None:
+        names = [file.path.name for file in connected(program, source)]
+        read = {shown.launch.script.outermost for shown in shown_runs(program, source)}
+        unread = {script for script in scripts - read if any(name in script.text for name in names)}
+        scripts = unread | ({run.launch.script.outermost} if run.is_open else set())
+    return {script.text for script in scripts}
+
+
+@cached_query
+def _told_to_users(program: Program, source: Source) -> list[str]:
+    """The texts of declarations and of errors, which may name options."""
+    index = program.index(source)
+    every = [*index.calls.get("add_argument", ()), *index.every(ast.Raise)]
+    return [source.code(node) for node in every]
+
+
+def _is_default_set(program: Program, source: Source, name: str) -> bool:
+    """`parser.set_defaults(name=value)`"""
+    defaults = program.index(source).calls.get("set_defaults", ())
+    return any(argument(call, None, name) is not None for call in defaults)
+
+
+def _has_fixed_arguments(program: Program, source: Source) -> bool:
+    """`parser.parse_args("--epochs 3".split())`: the command line is written in the file."""
+    parsing = program.index(source).calls.get("parse_args", ())
+    every = [words for call in parsing for words in call.args]
+    wholes = [owner_of(words) if isinstance(words, ast.Call) else words for words in every]
+    return any(isinstance(words, (ast.List, ast.Constant)) for words in wholes)
+
+
+# Defaults.
+
+
+def _of_parsers(program: Program, source: Source, name: str) -> Iterator[object]:
+    for call in _declarations(program, source, name):
+        action = argument(call, None, "action")
+        kind = getattr(action, "value", None)
+        default = argument(call, None, "default")
+        if kind in ("store_true", "store_false") and default is None:
+            yield kind == "store_false"
+        elif argument(call, None, "required") is not None or argument(call, None, "nargs"):
+            yield UNKNOWN
+        else:
+            yield _constant(program, default) if default is not None else None
+
+
+def _declarations(program: Program, source: Source, name: str) -> list[ast.Call]:
+    """`parser.add_argument("--name")`, in the files that are connected with this one."""
+    return [
+        call
+        for file in connected(program, source)
+        for call in program.index(file).calls.get("add_argument", ())
+        if _destination(call) == name
+    ]
+
+
+def _destination(call: ast.Call) -> str:
+    """The attribute that a parser gives the value."""
+    destination = argument(call, None, "dest")
+    if isinstance(destination, ast.Constant):
+        return str(destination.value)
+    words = [str(word.value) for word in call.args if isinstance(word, ast.Constant)]
+    long = [word for word in words if word.startswith("--")]
+    return long[0].lstrip("-").replace("-", "_") if long else ""
+
+
+def _constant(program: Program, expression: ast.expr) -> object:
+    values = program.values(expression)
+    constants = [value.value for value in values if isinstance(value, ConstantValue)]
+    return constants[0] if len(constants) == len(values) == 1 else UNKNOWN
+
+
+def _of_classes(program: Program, source: Source, name: str) -> Iterator[object]:
+    """`name: bool = False`, in a class of settings."""
+    for file in connected(program, source):
+        for binding in _fields(program, file).get(name, ()):
+            yield _constant(program, binding)
+
+
+@cached_query
+def _fields(program: Program, source: Source) -> dict[str, list[ast.expr]]:
+    fields: dict[str, list[ast.expr]] = {}
+    for statement in program.index(source).every(ast.AnnAssign):
+        owner = parent_of(statement)
+        is_setting = isinstance(owner, ast.ClassDef) and _HOLDING_CLASS.search(owner.name)
+        if is_setting and isinstance(statement.target, ast.Name) and statement.value is not None:
+            fields.setdefault(statement.target.id, []).append(statement.value)
+    return fields
+
+
+@cached_query
+def _settings(program: Program) -> dict[str, list[object]]:
+    """What all files of YAML set: `name: false`."""
+    settings: dict[str, list[object]] = {}
+    for path in program.documents:
+        if path.suffix in (".yaml", ".yml"):
+            for name, values in _settings_of(program, path).items():
+                settings.setdefault(name, []).extend(values)
+    return settings
+
+
+@cached_query
+def _settings_of(program: Program, path: Path) -> dict[str, list[object]]:
+    settings: dict[str, list[object]] = {}
+    for name, written in _SETTING.findall(program.documents[path]):
+        settings.setdefault(name, []).append(of_yaml(written.strip()))
+    return settings
+
+
+def of_yaml(written: str) -> object:
+    lowered = written.lower()
+    if lowered in _NOTHING_IN_YAML:
+        return None
+    if not written:  # of the lines below it
+        return UNKNOWN
+    if _INTEGER.fullmatch(written):
+        return int(written)
+    if _NUMBER.fullmatch(written):
+        return float(written)
+    return _WORDS_OF_YAML.get(lowered, written)

@@ -1,0 +1,134 @@
+"""How a repository shows that its programs are started: the launches of its scripts and READMEs,
+with the options that they give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from drumline_lint.program.imports import connected, importers, with_imported
+from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
+from drumline_lint.reading.launchers import Launch
+from drumline_lint.reading.mentions import is_mentioned
+from drumline_lint.reading.source import Source
+
+_TRAINS = re.compile(r"\.backward\(|\.fit\(|Trainer\(")
+_OTHER_WORK = re.compile(
+    r"eval|test|infer|predict|demo|sampl|generat|export|convert|plot|prepro|prepare|download|visual"
+)
+_STARTED_IN_TEXT = r"(?:python|torchrun|launch|deepspeed|srun)[^\n]*(?:\\\n[^\n]*)*?\b{}\.py\b"
+"""`torchrun --nproc_per_node=8 train.py`, in the documentation of a program itself."""
+_KEY = re.compile(r"\+*(?:[\w.]+\.)?(\w+)=(.*)", re.DOTALL)
+_FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+_PASSED_ON = ("$@", "$*", "${@}", "${@:1}", "${@:2}")
+"""What a user may add: nothing, as the repository is shipped."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShownRun:
+    """One launch of a program, with what it gives the program's options."""
+
+    launch: Launch
+    given: Mapping[str, str | None]
+    """The values by option, as in `lr` for `--lr 0.1` and `lr=0.1`; None for a bare flag."""
+    is_open: bool
+    """Whether a variable of unknown value may hold further options."""
+
+    @property
+    def settings(self) -> list[Path]:
+        """The YAML files that it names, below the script's folder or one above."""
+        documents = self.launch.script.outermost.documents
+        names = [
+            value for value in self.given.values() if value and value.endswith((".yaml", ".yml"))
+        ]
+        folders = self.launch.script.outermost.path.parents
+        paths = [folder / name for name in names for folder in folders]
+        return [path for path in paths if path in documents]
+
+
+@cached_query
+def shown_runs(program: Program, source: Source) -> list[ShownRun]:
+    """The launches of all programs that run a file."""
+    runs: dict[object, ShownRun] = {}
+    for file in connected(program, source):
+        launches = program.starts_of(file)
+        if launches and source in with_imported(program, [file]):
+            for launch in launches:
+                run = _read(launch)
+                key = (tuple(run.given.items()), run.is_open, tuple(run.settings))
+                runs.setdefault(key, run)
+    return list(runs.values())
+
+
+def _read(launch: Launch) -> ShownRun:
+    """`train.py --epochs 3 --amp model.depth=2 $MORE`"""
+    given: dict[str, str | None] = {}
+    is_open = False
+    last = ""
+    for word in launch.arguments:
+        text = launch.script.substituted(word.text)
+        flag = _FLAG.fullmatch(text)
+        setting = _KEY.fullmatch(text)
+        if flag:
+            last = flag[1].replace("-", "_")
+            given[last] = flag[2]
+        elif last and given[last] is None:
+            given[last] = text
+        elif setting:
+            given[setting[1]] = setting[2]
+        elif text.startswith("$") and text not in _PASSED_ON:
+            is_open = True
+    return ShownRun(launch, given, is_open)
+
+
+def is_shown(program: Program, source: Source) -> bool:
+    """Whether a program that is shown runs a file. Where no launch of training is shown, all are."""
+    return source not in _not_shown(program)
+
+
+def programs_not_shown(program: Program, source: Source) -> list[Source]:
+    """The programs that run a file, none of which is shown."""
+    return [
+        file
+        for file in program.sources
+        if file in _not_shown(program)
+        and _is_program(program, file)
+        and source in with_imported(program, [file])
+    ]
+
+
+@cached_query
+def _not_shown(program: Program) -> set[Source]:
+    started = {source for source in program.sources if program.starts_of(source)}
+    if not any(_is_training(program, source) for source in started):
+        return set()
+    shown = started | {source for source in program.sources if _is_named(program, source)}
+    programs = [source for source in program.sources if _is_program(program, source)]
+    hidden = [source for source in programs if source not in shown]
+    return with_imported(program, hidden) - with_imported(program, shown)
+
+
+def _is_training(program: Program, source: Source) -> bool:
+    files = with_imported(program, [source])
+    is_other = _OTHER_WORK.search(source.path.stem.lower()) is not None
+    return not is_other and any(_TRAINS.search(file.text) for file in files)
+
+
+def _is_named(program: Program, source: Source) -> bool:
+    """By a text of the repository, or as a program in its own documentation."""
+    if source.is_notebook or is_mentioned(source.path, program.mentioned):
+        return True
+    pattern = _STARTED_IN_TEXT.format(re.escape(source.path.stem))
+    return re.search(pattern, source.text) is not None
+
+
+def _is_program(program: Program, source: Source) -> bool:
+    """Whether it is started, rather than imported: it has code for `__main__`, or reads a command
+    line and nothing imports it."""
+    if source.is_test:
+        return False
+    reads_words = "parse_args" in source.text or "sys.argv" in source.text
+    return "__main__" in source.text or (reads_words and not importers(program, source))
