@@ -70,9 +70,9 @@ def option_values(
     if name in _OF_LAUNCHERS:
         return [UNKNOWN]
     if run is not None:
-        words = _flags_of(program, source, name) & run.given.keys()
+        words = _flags_of(program, source, name) & run.options.keys()
         if words:
-            return [_converted(program, source, name, run.given[word]) for word in sorted(words)]
+            return [_converted(program, source, name, run.options[word]) for word in sorted(words)]
     values = _values_by_default(program, source, name, run)
     if not values:
         return []

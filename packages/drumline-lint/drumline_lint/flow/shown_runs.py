@@ -32,7 +32,7 @@ class ShownRun:
     """One launch of a program, with what it gives the program's options."""
 
     launch: Launch
-    given: Mapping[str, str | None]
+    options: Mapping[str, str | None]
     """The values by option, as in `lr` for `--lr 0.1` and `lr=0.1`; None for a bare flag."""
     is_open: bool
     """Whether a variable of unknown value may hold further options."""
@@ -42,7 +42,7 @@ class ShownRun:
         """The YAML files that it names, below the script's folder or one above."""
         documents = self.launch.script.outermost.documents
         names = [
-            value for value in self.given.values() if value and value.endswith((".yaml", ".yml"))
+            value for value in self.options.values() if value and value.endswith((".yaml", ".yml"))
         ]
         folders = self.launch.script.outermost.path.parents
         paths = [folder / name for name in names for folder in folders]
@@ -58,14 +58,14 @@ def shown_runs(program: Program, source: Source) -> list[ShownRun]:
         if launches and source in with_imported(program, [file]):
             for launch in launches:
                 run = _read(launch)
-                key = (tuple(run.given.items()), run.is_open, tuple(run.settings))
+                key = (tuple(run.options.items()), run.is_open, tuple(run.settings))
                 runs.setdefault(key, run)
     return list(runs.values())
 
 
 def _read(launch: Launch) -> ShownRun:
     """`train.py --epochs 3 --amp model.depth=2 $MORE`"""
-    given: dict[str, str | None] = {}
+    options: dict[str, str | None] = {}
     is_open = False
     last = ""
     for word in launch.arguments:
@@ -74,14 +74,14 @@ def _read(launch: Launch) -> ShownRun:
         setting = _KEY.fullmatch(text)
         if flag:
             last = flag[1].replace("-", "_")
-            given[last] = flag[2]
-        elif last and given[last] is None:
-            given[last] = text
+            options[last] = flag[2]
+        elif last and options[last] is None:
+            options[last] = text
         elif setting:
-            given[setting[1]] = setting[2]
+            options[setting[1]] = setting[2]
         elif text.startswith("$") and text not in _PASSED_ON:
             is_open = True
-    return ShownRun(launch, given, is_open)
+    return ShownRun(launch, options, is_open)
 
 
 def is_shown(program: Program, source: Source) -> bool:
