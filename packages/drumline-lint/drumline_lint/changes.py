@@ -38,24 +38,30 @@ class Changes:
         real = os.path.realpath(path)
         if not real.startswith(os.path.join(self.top, "")):  # noqa: PTH118
             return True
+
         ranges = self.lines.get(real, ())
         return any(changed.start <= last and first < changed.stop for changed in ranges)
 
 
 def changes_since(revision: str, start: Path) -> Changes:
-    """Of the repository that `start` is in: what differs from the commit at which its branch left
-    `revision`, and new files that are not ignored."""
-    folder = start if start.is_dir() else start.parent
-    top = _top(folder)
+    """What changed in the repository that `start` is in.
+
+    That is what differs from the commit at which its branch left `revision`, and new files that are
+    not ignored.
+    """
+    top = _top(start if start.is_dir() else start.parent)
     base = _base(top, revision)
     lines = dict(_changed_lines(top, _git(top, *_DIFF.split(), base, "--")))
-    new_files = _git(top, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
-    lines |= {str(top / name): [range(1, sys.maxsize)] for name in new_files if name}
+
+    new_files = _git(top, "ls-files", "--others", "--exclude-standard", "-z")
+    for name in new_files.split("\0"):
+        if name:
+            lines[str(top / name)] = [range(1, sys.maxsize)]
     return Changes(str(top), lines)
 
 
 def on_changed_lines(report: Report, changes: Changes) -> Report:
-    """The report without the findings on other lines."""
+    """The report without findings on lines that did not change."""
     findings = [
         finding for finding in report.findings if _is_changed(report, finding.place, changes)
     ]
@@ -64,12 +70,15 @@ def on_changed_lines(report: Report, changes: Changes) -> Report:
 
 
 def _is_changed(report: Report, place: Place, changes: Changes) -> bool:
-    reading = report.readings[place.path]
-    lines = [line_in_file(reading.data, place.cell, line) for line in (place.line, place.end_line)]
-    return changes.include(place.path, lines[0], lines[1])
+    """Whether one of the lines of a place changed; of a notebook, in its file."""
+    data = report.readings[place.path].data
+    first = line_in_file(data, place.cell, place.line)
+    last = line_in_file(data, place.cell, place.end_line)
+    return changes.include(place.path, first, last)
 
 
 def _top(folder: Path) -> Path:
+    """The folder of the repository."""
     try:
         return Path(_git(folder, "rev-parse", "--show-toplevel").rstrip("\n"))
     except OSError as error:
@@ -91,6 +100,7 @@ def _base(top: Path, revision: str) -> str:
             f"--since {revision}: {top} has no such revision",
             next_step="give a branch, a tag or a commit; in CI, fetch it first",
         ) from None
+
     try:
         return _git(top, "merge-base", commit, "HEAD").strip()
     except OSError:
@@ -111,19 +121,26 @@ def _git(folder: Path, *arguments: str) -> str:
         raise UsageError(
             "--since needs git, which was not found", next_step="install git"
         ) from None
+
     if done.returncode:
         raise OSError(done.stderr.decode(errors="replace").strip())
     return os.fsdecode(done.stdout)
 
 
 def _changed_lines(top: Path, diff: str) -> Iterator[tuple[str, list[range]]]:
-    """By path."""
+    """The lines of each file that a diff adds, by path: `range(4, 7)` of
+
+    --- a/train.py
+    +++ b/train.py
+    @@ -3,0 +4,3 @@
+    """
     ranges: list[range] = []
     for before, line in itertools.pairwise(diff.split("\n")):
         if line.startswith("+++ ") and before.startswith("--- "):
             ranges = []
             name = line.removeprefix("+++ ").rstrip("\t").removeprefix("b/")
             yield str(top / name), ranges
+
         elif hunk := _HUNK.match(line):
             first = int(hunk["first"])
             ranges.append(range(first, first + int(hunk["added"] or 1)))

@@ -92,10 +92,14 @@ exit codes: 0 no error and no warning (notes never fail), 1 there are some,
             2 wrong usage, or a file that could not be read
 """
 MANY_FILES = 50
+"""So many that a person waits."""
 UNEXPECTED = (
     "try: report it as a bug, with the lines above, unless they name something that you can fix"
 )
 FORMATS = ("text", "json", "sarif", "github")
+_LISTED_FLAGS = ("--select", "--ignore", "--exclude")
+_VALUED_FLAGS = "explain output stdin-filename since baseline write-baseline cache-dir jobs"
+_SWITCHES = "fix diff statistics list exit-zero no-config no-cache version"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -108,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
+
     try:
         return run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
@@ -130,17 +135,20 @@ def run(argv: Sequence[str], *, prog: str = "drumline-lint") -> int:
 
 
 def _run(argv: Sequence[str], prog: str) -> int:
+    """Print what a flag asks for, or lint."""
     flags = _flags(argv, prog)
     if flags.help:
         return _print(HELP.format(prog=prog))
     if flags.version:
         return _print(f"drumline-lint {__version__}\n")
+
     rules = all_rules()
     docs = all_docs(rules)
     if flags.list:
         return _print(as_list(docs.values()))
     if flags.explain is not None:
         return _print(as_explanation(find_rule(flags.explain, docs, where="--explain")))
+
     _refuse_contradictions(flags)
     collected = gc.isenabled()
     gc.disable()  # the trees of all files are kept until the end, and would be scanned repeatedly
@@ -152,20 +160,25 @@ def _run(argv: Sequence[str], prog: str) -> int:
             gc.enable()
 
 
+# Flags
+
+
 def _flags(argv: Sequence[str], prog: str) -> argparse.Namespace:
+    """Raises UsageError where they are wrong."""
     parser = _Parser(prog=prog, add_help=False, allow_abbrev=False)
     parser.add_argument("paths", nargs="*")
-    for name in ("--select", "--ignore", "--exclude"):
+
+    for name in _LISTED_FLAGS:
         parser.add_argument(name, action="append", default=[])
     parser.add_argument("--format", choices=FORMATS)
     parser.add_argument("--severity", choices=[*map(str, Severity)])
-    for (
-        name
-    ) in "explain output stdin-filename since baseline write-baseline cache-dir jobs".split():
+    for name in _VALUED_FLAGS.split():
         parser.add_argument(f"--{name}")
-    for name in "fix diff statistics list exit-zero no-config no-cache version".split():
+
+    for name in _SWITCHES.split():
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
+
     flags, unknown = parser.parse_known_intermixed_args(list(argv))
     if unknown:
         flag_names = [name for action in parser._actions for name in action.option_strings]
@@ -173,15 +186,18 @@ def _flags(argv: Sequence[str], prog: str) -> argparse.Namespace:
         meant = did_you_mean(flag, flag_names)
         hint = f"; {meant}" if meant.startswith("did") else ""
         raise UsageError(f"{prog} has no flag {flag}{hint}", next_step=f"read {prog} --help")
+
     flags.prog = prog
     return flags
 
 
 def _refuse_contradictions(flags: argparse.Namespace) -> None:
+    """Raises UsageError where flags do not go together: `--fix -`."""
     if not flags.paths:
         raise UsageError(
             "no PATH was given", next_step=f"give files or folders, as in: {flags.prog} ."
         )
+
     stdin = "-" in flags.paths
     is_json = flags.format in ("json", "sarif")
     changes = flags.fix or flags.diff
@@ -208,7 +224,26 @@ def _refuse_contradictions(flags: argparse.Namespace) -> None:
             raise UsageError(message)
 
 
+def _settings(arguments: argparse.Namespace, docs: Mapping[str, Rule]) -> Settings:
+    """The settings of the flags, and of the file that is nearest to the first path."""
+    flags = GivenSettings(
+        select=split_words(arguments.select),
+        ignore=split_words(arguments.ignore),
+        exclude=arguments.exclude,
+        severity=None if arguments.severity is None else Severity(arguments.severity),
+    )
+
+    first = arguments.paths[0]
+    if first == "-":
+        first = arguments.stdin_filename or "."
+    return make_settings(flags, docs, start=Path(first), use_file=not arguments.no_config)
+
+
+# Linting
+
+
 def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str, Rule]) -> int:
+    """Read, check, fix and report, as the flags say; returns the exit code."""
     settings = _settings(flags, docs)
     discovery = find_files(
         [Path(path) for path in flags.paths if path != "-"],
@@ -217,6 +252,7 @@ def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
     )
     is_shown = sys.stderr.isatty() and len(discovery.files) >= MANY_FILES
     progress = _show_progress if is_shown else no_progress
+
     only_new = _new_findings(flags)
     readings = read_all(discovery.files, stdin=_stdin(flags))
 
@@ -230,9 +266,11 @@ def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
     else:
         results = _run_or_recall(flags, readings, rules, settings, progress)
         report = only_new(sift(readings, results, settings, discovery.problems))
+
     if flags.write_baseline is not None:
         return _write_baseline(flags, report, docs)
     _report(flags, report, docs)
+
     if flags.exit_zero:
         return ExitCode.CLEAN
     if not report.is_complete:
@@ -252,18 +290,21 @@ def _run_or_recall(
     folder = _cache_folder(flags, rules)
     if folder is None:
         return run_rules(readings, rules, settings, progress, jobs=jobs)
+
     from drumline_lint.run_cache import find_run, keep_run, run_key
 
     key = run_key(readings, settings.chosen)
     earlier = find_run(folder, key)
     if earlier is not None:
         return earlier
+
     results = run_rules(readings, rules, settings, progress, jobs=jobs)
     keep_run(folder, key, results)
     return results
 
 
 def _jobs(flags: argparse.Namespace) -> int:
+    """How many processes to use."""
     from drumline_lint.parallel_work import num_processes
 
     try:
@@ -273,13 +314,17 @@ def _jobs(flags: argparse.Namespace) -> int:
 
 
 def _cache_folder(flags: argparse.Namespace, rules: Mapping[str, Any]) -> Path | None:
-    """None if nothing is kept: with --no-cache, for rules from elsewhere, whose code the key does
-    not have, and where there is no home."""
+    """The folder of earlier results.
+
+    None if nothing is kept: with --no-cache, for rules from elsewhere, whose code the key does not
+    have, and where there is no home.
+    """
     is_own = all(isinstance(module, ModuleType) for module in rules.values())
     if flags.no_cache or not is_own:
         return None
     if flags.cache_dir is not None:
         return Path(flags.cache_dir)
+
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     return Path(base) / "drumline-lint" if Path(base).is_absolute() else None
 
@@ -291,6 +336,7 @@ def _new_findings(flags: argparse.Namespace) -> Callable[[Report], Report]:
 
         file = Path(flags.baseline)
         baseline = read_baseline(file)
+
     if flags.since is not None:
         from drumline_lint.changes import changes_since, on_changed_lines
 
@@ -307,30 +353,24 @@ def _new_findings(flags: argparse.Namespace) -> Callable[[Report], Report]:
 
 
 def _write_baseline(flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> int:
-    """Files that could not be read are reported: they have no findings to record."""
+    """Record the findings; returns the exit code.
+
+    Files that could not be read are reported: they have no findings to record.
+    """
     from drumline_lint.baseline import write_baseline
 
     write_baseline(Path(flags.write_baseline), report)
     findings = plural(len(report.findings), "finding")
     print_message(flags.prog.split()[0], f"{flags.write_baseline}: {findings} recorded")
+
     if report.is_complete or flags.exit_zero:
         return ExitCode.CLEAN
     _report(flags, replace(report, findings=[], hidden=[]), docs)
     return ExitCode.USAGE
 
 
-def _settings(arguments: argparse.Namespace, docs: Mapping[str, Rule]) -> Settings:
-    flags = GivenSettings(
-        select=split_words(arguments.select),
-        ignore=split_words(arguments.ignore),
-        exclude=arguments.exclude,
-        severity=None if arguments.severity is None else Severity(arguments.severity),
-    )
-    first = arguments.stdin_filename or "." if arguments.paths[0] == "-" else arguments.paths[0]
-    return make_settings(flags, docs, start=Path(first), use_file=not arguments.no_config)
-
-
 def _stdin(flags: argparse.Namespace) -> tuple[Path, bytes] | None:
+    """The standard input and its name, if `-` is among the paths."""
     if "-" not in flags.paths:
         return None
     return Path(flags.stdin_filename or "<stdin>"), sys.stdin.buffer.read()
@@ -348,20 +388,27 @@ def _fix(
     fixed = fix(readings, checked)
     if flags.diff:
         _print(diff_of(fixed))
+
     if fixed.in_notebooks:
         places = plural(fixed.in_notebooks, "place")
         print_message(
             flags.prog.split()[0],
             f"{places} in notebooks could be fixed, but notebooks are not written: edit them by hand",
         )
+
     return write(fixed, checked, outside) if flags.fix else checked(readings)
 
 
+# The report
+
+
 def _report(flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> None:
+    """Print it, or write it to the file of --output."""
     text = _findings_for(flags, report, docs)
     if flags.output is None:
         _print(text, is_coloured=_is_coloured(flags))
         return
+
     try:
         Path(flags.output).write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
@@ -369,11 +416,13 @@ def _report(flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule])
 
 
 def _findings_for(flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> str:
+    """The findings in the format of the flags."""
     colour = _is_coloured(flags)
     if flags.format in (None, "text"):
         if flags.statistics:
             return as_statistics(report, docs, colour=colour)
         return as_text(report, colour=colour)
+
     from drumline_lint.output import formats
 
     if flags.format == "json":
@@ -392,11 +441,13 @@ def _is_coloured(flags: argparse.Namespace) -> bool:
 
 
 def _print(text: str, *, is_coloured: bool = False) -> int:
+    """Returns the exit code of a command that only prints."""
     show(text, is_coloured=is_coloured)
     return ExitCode.CLEAN
 
 
 def _show_progress(doing: str, number: int, count: int) -> None:
+    """Such as: looking at file 20 of 1,300. The last file clears it."""
     if number % 10 == 0 or number == count:
         text = f"{doing} file {number:,} of {count:,}" if number < count else ""
         show_progress(text)

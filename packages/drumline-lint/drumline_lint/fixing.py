@@ -17,9 +17,15 @@ from drumline_lint.reading.parse import Reading, read_bytes
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
+# Text
+
+
 @dataclass(frozen=True)
 class Span:
-    """A range of characters, and the text that replaces it."""
+    """A range of characters, and the text that replaces it.
+
+    `Span(4, 4, "not ")` inserts, `Span(4, 8, "")` deletes.
+    """
 
     start: int
     end: int
@@ -31,34 +37,39 @@ class Span:
 
 
 def spans_of(text: str, edits: Iterable[Edit]) -> list[Span]:
-    """Raises ValueError if an edit is outside the text."""
+    """The same edits in characters of the text, with its line endings.
+
+    Raises ValueError if an edit is outside the text.
+    """
     starts = [0, *(line_end.end() for line_end in _LINE_END.finditer(text))]
     lines = split_lines(text)
     newline = line_end[0] if (line_end := _LINE_END.search(text)) else "\n"
 
     def position(line: int, offset: int) -> int:
-        if not (
-            1 <= line <= len(lines)
-            and 0 <= offset <= len(lines[line - 1].encode(errors="surrogateescape"))
-        ):
+        content = lines[line - 1] if 1 <= line <= len(lines) else ""
+        num_bytes = len(content.encode(errors="surrogateescape"))
+        if not 1 <= line <= len(lines) or not 0 <= offset <= num_bytes:
             raise ValueError(f"there is no line {line} with {offset} bytes")
-        return starts[line - 1] + column_of(lines[line - 1], offset) - 1
+        return starts[line - 1] + column_of(content, offset) - 1
 
-    spans = [
-        Span(position(*edit.start), position(*edit.end), edit.text.replace("\n", newline))
-        for edit in edits
-    ]
-    if any(span.end < span.start for span in spans):
-        raise ValueError("an edit ends before it begins")
+    spans = []
+    for edit in edits:
+        start = position(*edit.start)
+        end = position(*edit.end)
+        if end < start:
+            raise ValueError("an edit ends before it begins")
+        spans.append(Span(start, end, edit.text.replace("\n", newline)))
     return spans
 
 
 def apply_spans(text: str, spans: Sequence[Span]) -> str:
-    """They must not touch each other."""
+    """The text with these spans replaced, which must not touch each other."""
     for span in sorted(spans, key=lambda span: span.start, reverse=True):
         text = text[: span.start] + span.text + text[span.end :]
     return text
 
+
+# All files
 
 MOST_ROUNDS = 10
 """The most rounds of edits: some edits may undo each other forever."""
@@ -88,20 +99,25 @@ class Fixed:
 
 
 def fix(readings: Sequence[Reading], check: Check) -> Fixed:
-    """In memory: nothing is written."""
-    now = {reading.path: reading for reading in readings}
+    """Apply edits until no finding has one. In memory: nothing is written."""
+    before = {reading.path: reading for reading in readings}
+    now = dict(before)
     counts: Counter[Path] = Counter()
     report = check(readings)
+
     for _ in range(MOST_ROUNDS):
-        mended = {path: _fixed_file(reading, report.findings) for path, reading in now.items()}
-        applied = Counter({path: number for path, (_, number) in mended.items() if number})
+        applied: Counter[Path] = Counter()
+        for path in now:
+            now[path], num_applied = _fixed_file(now[path], report.findings)
+            if num_applied:
+                applied[path] = num_applied
         if not applied:
             break
-        now.update({path: mended[path][0] for path in applied})
+
         counts += applied
         report = check(list(now.values()))
+
     report.fixed = counts.total()
-    before = {reading.path: reading for reading in readings}
     return Fixed(before, {path: now[path] for path in counts}, counts, report)
 
 
@@ -115,8 +131,10 @@ def diff_of(fixed: Fixed) -> str:
 
 def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Report:
     """Replace each file atomically; a file that could not be written is reported, with its
-    findings. `outside`: files that are not written, because a link from a given folder leads to
-    them."""
+    findings.
+
+    `outside`: files that are not written, because a link from a given folder leads to them.
+    """
     problems = []
     for path in list(fixed.after):
         try:
@@ -129,8 +147,10 @@ def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Repor
             message = f"the file was not fixed: {error.strerror or error}"
             problems.append(problem(UNREADABLE, path, message, fix="allow writing, or use --diff"))
             del fixed.after[path], fixed.counts[path]
+
     if not problems:
         return fixed.report
+
     report = check(list({**fixed.before, **fixed.after}.values()))
     return replace(
         report,
@@ -144,20 +164,27 @@ def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Repor
 
 
 def _fixed_file(reading: Reading, findings: Sequence[Finding]) -> tuple[Reading, int]:
-    """Apply all edits that do not touch each other and leave a file that can be parsed."""
+    """Apply all edits that do not touch each other and leave a file that can be parsed.
+
+    Returns the new file, and how many findings were fixed.
+    """
     if reading.content is None or reading.path.suffix == ".ipynb":
         return reading, 0
-    path = str(reading.path)
-    groups = [list(group) for group in _apart(_text(reading), findings, path)]
+
+    groups = list(_apart(_text(reading), findings, str(reading.path)))
     if not groups:
         return reading, 0
-    if (mended := _applied(reading, groups)) is not None:
+
+    mended = _applied(reading, groups)
+    if mended is not None:
         return mended, len(groups)
+
     # One of them breaks the file: try each in addition to those that did not.
     fine: list[list[Span]] = []
     for group in groups:
         if _applied(reading, [*fine, group]) is not None:
             fine.append(group)
+
     mended = _applied(reading, fine) if fine else None
     return (reading, 0) if mended is None else (mended, len(fine))
 
@@ -168,23 +195,29 @@ def _apart(text: str, findings: Sequence[Finding], path: str) -> Iterator[list[S
     for finding in findings:
         if finding.place.path != path or not finding.edits:
             continue
+
         try:
             spans = spans_of(text, finding.edits)
         except ValueError:  # the edit does not fit this text
             continue
+
         if not any(span.touches(taken_span) for span in spans for taken_span in taken):
             taken += spans
             yield spans
 
 
 def _applied(reading: Reading, groups: Sequence[Sequence[Span]]) -> Reading | None:
+    """The file with all these edits; None if it is the same, or cannot be encoded or parsed."""
     text = apply_spans(_text(reading), [span for group in groups for span in group])
     try:
         data = text.encode(reading.encoding, errors=_errors(reading))
     except UnicodeEncodeError:
         return None
+
     mended = read_bytes(reading.path, data)
-    return None if mended.problems or mended.content is None or data == reading.data else mended
+    if mended.problems or mended.content is None or data == reading.data:
+        return None
+    return mended
 
 
 def _text(reading: Reading) -> str:
@@ -201,13 +234,21 @@ def _errors(reading: Reading) -> str:
 
 def _called(path: Path) -> str:
     """The path relative to the current folder if it is below it, as `git apply` needs; otherwise
-    absolute."""
+    absolute, without the slash before it."""
     here = Path.cwd()
     relative = path.relative_to(here) if path.is_relative_to(here) else path
     return relative.as_posix().lstrip("/")
 
 
 def _diff(path: str, before: Reading, after: Reading) -> Iterator[str]:
+    """The lines of the diff of one file:
+
+    --- a/launch.sh
+    +++ b/launch.sh
+    @@ -1 +1 @@
+    -python -m torch.distributed.launch --use-env train.py
+    +python -m torch.distributed.run train.py
+    """
     for line in difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}"):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
@@ -232,11 +273,13 @@ def _write_whole(path: Path, expected: bytes, data: bytes) -> None:
         raise OSError("it was changed in the meantime")
     if not os.access(target, os.W_OK):
         raise PermissionError("it is read-only")
+
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     draft = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
+
         draft.chmod(target.stat().st_mode & 0o7777)
         draft.replace(target)
     except BaseException:

@@ -20,6 +20,7 @@ def num_processes(jobs: str) -> int:
     number = len(os.sched_getaffinity(0)) if jobs == "auto" else int(jobs)
     if number < 1:
         raise ValueError("there is at least one process")
+
     return number if hasattr(os, "fork") else 1
 
 
@@ -28,6 +29,7 @@ def in_processes(work: Callable[[Part], Outcome], parts: Sequence[Part]) -> list
     process was killed."""
     if len(parts) < 2:
         return [work(part) for part in parts]
+
     import multiprocessing  # slow to import
     from concurrent.futures import ProcessPoolExecutor, process
 
@@ -40,6 +42,7 @@ def in_processes(work: Callable[[Part], Outcome], parts: Sequence[Part]) -> list
     with pool:
         futures = [pool.submit(_work_on, number) for number in range(1, len(parts))]
         outcomes = [work(parts[0])]
+
         for future, part in zip(futures, parts[1:], strict=True):
             try:
                 outcomes.append(future.result())
@@ -49,5 +52,6 @@ def in_processes(work: Callable[[Part], Outcome], parts: Sequence[Part]) -> list
 
 
 def _work_on(number: int) -> Any:
+    """In a copy: the outcome of a part."""
     work, parts = _inherited
     return work(parts[number])

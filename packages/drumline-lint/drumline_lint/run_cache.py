@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,22 +27,33 @@ MOST_ENTRIES = 64
 
 def run_key(readings: Sequence[Reading], chosen: Iterable[str]) -> str:
     """The same for the same files under the same paths, rules, linter and Python."""
-    package = Path(__file__).parent
-    parts = [sys.version.encode(), *(number.encode() for number in sorted(chosen))]
-    for path in sorted([*package.rglob("*.py"), *package.rglob("*.md")]):
-        parts += [str(path.relative_to(package)).encode(), path.read_bytes()]
-    for reading in readings:
-        problems = " ".join(problem.message for problem in reading.problems)
-        parts += [os.fsencode(reading.path), reading.data, os.fsencode(problems)]
     digest = hashlib.blake2b(digest_size=20)
-    for part in parts:  # with lengths, so that no two lists of parts are the same bytes
+    for part in _parts(readings, chosen):
+        # with lengths, so that no two lists of parts are the same bytes
         digest.update(b"%d\n" % len(part))
         digest.update(part)
     return digest.hexdigest()
 
 
+def _parts(readings: Sequence[Reading], chosen: Iterable[str]) -> Iterator[bytes]:
+    """All that the findings of a run may follow from."""
+    yield sys.version.encode()
+    for number in sorted(chosen):
+        yield number.encode()
+
+    package = Path(__file__).parent
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.md")]):
+        yield str(path.relative_to(package)).encode()
+        yield path.read_bytes()
+
+    for reading in readings:
+        yield os.fsencode(reading.path)
+        yield reading.data
+        yield os.fsencode(" ".join(problem.message for problem in reading.problems))
+
+
 def find_run(folder: Path, key: str) -> Results | None:
-    """None if there is none, or if its file is damaged."""
+    """The results of an earlier run; None if there is none, or if its file is damaged."""
     try:
         document = parse_json(read_regular(folder / f"{key}.json", most=ENTRY_BYTES))
         findings = [_finding(item) for item in document["findings"]]
@@ -50,21 +61,24 @@ def find_run(folder: Path, key: str) -> Results | None:
         unparsed = [str(path) for path in document["unparsed"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
     return Results(findings, problems, unparsed)
 
 
 def keep_run(folder: Path, key: str, results: Results) -> None:
-    """A folder that cannot be written to keeps nothing."""
+    """Write the results for later runs; a folder that cannot be written to keeps nothing."""
     document = {
         "findings": [asdict(finding) for finding in results.findings],
         "problems": [asdict(problem) for problem in results.problems],
         "unparsed": results.unparsed,
     }
+
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = folder / f"{key}.{os.getpid()}"
         draft.write_text(json.dumps(document))
         draft.replace(folder / f"{key}.json")  # so that no reader sees half of it
+
         entries = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for entry in entries[:-MOST_ENTRIES]:
             entry.unlink(missing_ok=True)
@@ -73,10 +87,15 @@ def keep_run(folder: Path, key: str, results: Results) -> None:
 
 
 def _finding(item: dict[str, Any]) -> Finding:
+    """A finding, as `asdict` made a table of it."""
     item["severity"] = Severity(item["severity"])
     item["place"] = Place(**item["place"])
-    edits = [
-        {**edit, "start": tuple(edit["start"]), "end": tuple(edit["end"])} for edit in item["edits"]
-    ]
-    item["edits"] = tuple(Edit(**edit) for edit in edits)
+    item["edits"] = tuple(map(_edit, item["edits"]))
     return Finding(**item)
+
+
+def _edit(item: dict[str, Any]) -> Edit:
+    """Of `{"start": [3, 4], "end": [3, 9], "text": "good"}`: JSON has no tuples."""
+    item["start"] = tuple(item["start"])
+    item["end"] = tuple(item["end"])
+    return Edit(**item)

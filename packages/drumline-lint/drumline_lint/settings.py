@@ -15,6 +15,19 @@ from drumline_lint.reading.discovery import is_matched
 from drumline_lint.untrusted import SETTINGS_BYTES, parse_toml, read_regular
 
 Rules = Mapping[str, Rule]
+"""By number."""
+TABLE = "tool.drumline.lint"
+NEXT_STEP = "docs/lint.md has all settings; --no-config ignores them"
+# Rules of earlier versions.
+REMOVED = frozenset(
+    f"DL{number}"
+    for number in (
+        "001 002 004 011 013 022 027 029 033 037 038 039 041 044 049 051 054 072 075 077 078 081 085 "
+        "111 113 115 122 124 125 126 127 129 130 134 138 141 142 144 145 146 147"
+    ).split()
+)
+
+# Which rules are meant
 
 
 @dataclass(frozen=True)
@@ -26,10 +39,14 @@ class Selection:
 
 
 def find_rule(word: str, rules: Rules, *, where: str) -> Rule:
-    """The one rule of this number or name."""
+    """The one rule of this number or name: `DL012`, `accumulation-without-no-sync`.
+
+    Raises UsageError, which begins with `where`.
+    """
     for rule in rules.values():
         if word.upper() == rule.id or word.lower() == rule.name:
             return rule
+
     names = {*rules, *(rule.name for rule in rules.values())}
     meant = did_you_mean(word.lower() if "-" in word else word.upper(), names)
     hint = f"; {meant}" if meant.startswith("did you mean") else ""
@@ -39,33 +56,30 @@ def find_rule(word: str, rules: Rules, *, where: str) -> Rule:
 
 
 def select(words: Iterable[str], rules: Rules, *, where: str) -> Selection:
-    """The rules that the words select; `where` begins the message about an unknown word. Rules that
-    were removed may still be named: settings of other projects name them."""
+    """The rules that the words select: `DL012`, `DL1` or `unguarded-save`.
+
+    `where` begins the message about an unknown word. Rules that were removed may still be named:
+    settings of other projects name them.
+    """
     exact: set[str] = set()
     begun: set[str] = set()
+
     for word in words:
-        numbers = {number for number in rules if number.startswith(word.upper())}
-        if word.upper() in rules or (not numbers and word.upper() not in REMOVED):
+        number = word.upper()
+        numbers = {rule for rule in rules if rule.startswith(number)}
+        if number in rules or (not numbers and number not in REMOVED):
             exact.add(find_rule(word, rules, where=where).id)
         begun |= numbers
+
     return Selection(frozenset(exact), frozenset(exact | begun))
 
 
 def split_words(texts: Iterable[str]) -> list[str]:
-    """`DL001,DL002` and `DL001 DL002` are two words."""
+    """`DL001,DL002` and `DL001 DL002` are two words each."""
     return [word for text in texts for word in text.replace(",", " ").split()]
 
 
-# Rules of earlier versions.
-REMOVED = frozenset(
-    f"DL{number}"
-    for number in (
-        "001 002 004 011 013 022 027 029 033 037 038 039 041 044 049 051 054 072 075 077 078 081 085 "
-        "111 113 115 122 124 125 126 127 129 130 134 138 141 142 144 145 146 147"
-    ).split()
-)
-TABLE = "tool.drumline.lint"
-NEXT_STEP = "docs/lint.md has all settings; --no-config ignores them"
+# Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,33 +108,41 @@ class Settings:
     """What globs are relative to."""
 
     def is_wanted(self, finding: Finding) -> bool:
+        """Whether its rule was chosen, and is not ignored in its file."""
         path = Path(finding.place.path)
-        return finding.rule in self.chosen and not any(
-            finding.rule in rules and is_matched(path, [glob], self.root)
-            for glob, rules in self.per_file_ignores.items()
-        )
+        for glob, rules in self.per_file_ignores.items():
+            if finding.rule in rules and is_matched(path, [glob], self.root):
+                return False
+        return finding.rule in self.chosen
 
     def is_shown(self, finding: Finding) -> bool:
+        """Whether it is severe enough, or its rule was selected by its name."""
         return finding.rule in self.named or finding.severity.weight >= self.severity.weight
 
 
 def make_settings(
     flags: GivenSettings, rules: Rules, *, start: Path | None, use_file: bool = True
 ) -> Settings:
-    """`start`: the path from which the file is searched upwards."""
+    """The settings of the flags and of the nearest file.
+
+    `start`: the path from which the file is searched upwards.
+    """
     settings_file = find_table(start or Path.cwd()) if use_file else None
     path, table = settings_file or (None, {})
     where = f"{path}, [{TABLE}]"
     file = _checked(table, where)
-    # A rule that is selected on the command line is run even if the file ignores it.
+
     file_ignore = select(file.ignore, rules, where=f"{where} ignore")
     file_select = select(file.select, rules, where=f"{where} select")
     ignore = select(flags.ignore, rules, where="--ignore")
     selection = select(flags.select, rules, where="--select")
-    chosen = _selected_rules(selection, ignore, rules)
-    if not flags.select:
+
+    if flags.select:  # a rule that is selected here is run even if the file ignores it
+        chosen = _selected_rules(selection, ignore, rules)
+    else:
         selection = file_select
         chosen = _selected_rules(file_select, file_ignore, rules) - ignore.all
+
     return Settings(
         chosen=chosen,
         named=selection.exact,
@@ -135,23 +157,32 @@ def make_settings(
 
 
 def _selected_rules(selection: Selection, ignore: Selection, rules: Rules) -> frozenset[str]:
-    """A rule's full name takes precedence over the beginning of a number; otherwise `ignore` over
-    `select`. Unreadable files are always reported."""
+    """The rules to run, by number.
+
+    A rule's full name takes precedence over the beginning of a number; otherwise `ignore` over
+    `select`. Unreadable files are always reported.
+    """
     selected = selection.all | OWN_RULES.keys() if selection.all else frozenset(rules)
     return (selected - ignore.all) | (selection.exact - ignore.exact)
 
 
+# The file
+
+
 def find_table(start: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The nearest pyproject.toml from here upwards that has settings for the linter."""
+    """The nearest pyproject.toml from here upwards that has settings for the linter, and these."""
     here = Path(os.path.realpath(start))
     for folder in (here, *here.parents):
         path = folder / "pyproject.toml"
-        if os.path.isfile(path):  # noqa: PTH113 - a folder that may not be entered has none
-            table: Any = _toml(path)
-            for name in TABLE.split("."):
-                table = table.get(name) if isinstance(table, dict) else None
-            if isinstance(table, dict):
-                return path, table
+        if not os.path.isfile(path):  # noqa: PTH113 - a folder that may not be entered has none
+            continue
+
+        table: Any = _toml(path)
+        for name in TABLE.split("."):
+            table = table.get(name) if isinstance(table, dict) else None
+        if isinstance(table, dict):
+            return path, table
+
     return None
 
 
@@ -165,7 +196,15 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _checked(table: Mapping[str, Any], where: str) -> GivenSettings:
-    """All mistakes in the table are reported at once."""
+    """The settings of a file; all mistakes in the table are reported at once.
+
+    [tool.drumline.lint]
+    ignore = ["DL025"]
+    severity = "note"
+
+    [tool.drumline.lint.per-file-ignores]
+    "examples/*" = ["DL1"]
+    """
     problems = []
     for key, value in table.items():
         is_right, what = FORMS.get(key, (None, ""))
@@ -173,8 +212,10 @@ def _checked(table: Mapping[str, Any], where: str) -> GivenSettings:
             problems.append(f"{where}: there is no setting {key!r}; {did_you_mean(key, FORMS)}")
         elif not is_right(value):
             problems.append(f"{where}: {key} is {what}, not {value!r}")
+
     if problems:
         raise ConfigError(problems, next_step=NEXT_STEP)
+
     return GivenSettings(
         select=_words(table.get("select", [])),
         ignore=_words(table.get("ignore", [])),
@@ -187,6 +228,7 @@ def _checked(table: Mapping[str, Any], where: str) -> GivenSettings:
 
 
 def _words(value: str | Sequence[str]) -> list[str]:
+    """`"DL001, DL002"` and `["DL001", "DL002"]` are the same."""
     return split_words([value] if isinstance(value, str) else value)
 
 
@@ -198,6 +240,10 @@ def _are_words(value: Any) -> bool:
     return isinstance(value, str) or _is_texts(value)
 
 
+def _is_severity(value: Any) -> bool:
+    return value in list(Severity)
+
+
 def _is_table(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_are_words, value.values()))
 
@@ -206,6 +252,7 @@ FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "select": (_are_words, "a list of rules"),
     "ignore": (_are_words, "a list of rules"),
     "exclude": (_is_texts, "a list of globs"),
-    "severity": (lambda value: value in list(Severity), "note, warning or error"),
+    "severity": (_is_severity, "note, warning or error"),
     "per-file-ignores": (_is_table, "a table of globs with lists of rules"),
 }
+"""For each setting: whether a value is right, and what it is."""

@@ -8,6 +8,7 @@ import sys
 from typing import TextIO
 
 CLEAR_LINE = "\r\x1b[K"
+
 # A colour; a newline; control characters but tab; line separators that only some programs know;
 # characters that change the direction of text or are invisible; and lone surrogates, which stand
 # for raw bytes. Colours have digits only: `ESC [ > 4 m` changes what keys send. Joiners (200c,
@@ -25,15 +26,21 @@ def one_line(text: object) -> str:
 
 
 def print_message(prefix: str, text: object, *indented: object) -> None:
-    """Print a line on stderr after the command's name, and others below it, indented."""
+    """Print a line on stderr after the command's name, and others below it, indented.
+
+    drumline-lint: error: no PATH was given
+      try: give files or folders, as in: drumline-lint .
+    """
     lines = [f"{prefix}: {one_line(text)}", *(f"  {one_line(line)}".rstrip() for line in indented)]
     clear = CLEAR_LINE if sys.stderr is not None and sys.stderr.isatty() else ""
     _write(clear + "".join(f"{line}\n" for line in lines), sys.stderr)
 
 
 def show(text: str, *, is_coloured: bool = False) -> None:
-    """Print on stdout. Text for programs, such as JSON or a diff, is printed as it is where stdout
-    is no terminal."""
+    """Print on stdout.
+
+    Text for programs, such as JSON or a diff, is printed as it is where stdout is no terminal.
+    """
 
     def shown(character: re.Match[str]) -> str:
         is_colour = is_coloured and len(character[0]) > 1
@@ -53,8 +60,10 @@ def show_progress(text: str) -> None:
 
 
 def _write(text: str, stream: TextIO | None) -> None:
+    """Write it in the encoding of the stream; what that does not have is escaped."""
     if stream is None:  # closed when the process began
         return
+
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -66,4 +75,5 @@ def _write(text: str, stream: TextIO | None) -> None:
 
 
 def _escaped(character: re.Match[str]) -> str:
+    r"""`\x1b` of an escape character."""
     return character[0].encode("unicode_escape").decode()

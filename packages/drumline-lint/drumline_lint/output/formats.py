@@ -14,10 +14,22 @@ from drumline_lint.linter import Report, is_notebook
 from drumline_lint.output.text import by_severity, statistics, summary_line
 from drumline_lint.reading.notebook import line_in_file
 
+# JSON
+
 VERSION = 1
 
 
 def as_json(report: Report) -> str:
+    """All findings and problems, and their numbers.
+
+        {"version": 1, "files": 14, "findings": [...], "problems": [], "summary": {...}}
+
+    A finding:
+
+        {"rule": "DL012", "name": "accumulation-without-no-sync", "severity": "warning",
+         "message": "...", "fix": "...", "edits": [],
+         "path": "train.py", "cell": null, "line": 40, "column": 9, ...}
+    """
     document = {
         "version": VERSION,
         "files": report.files_read,
@@ -36,35 +48,43 @@ def as_json(report: Report) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
+def _finding(report: Report, finding: Finding) -> dict[str, Any]:
+    """A finding with its place in the same table, and its edits as editors count."""
+    document = asdict(finding)
+    place = document.pop("place")
+    return {**document, **place, "edits": edit_regions(report, finding)}
+
+
 def edit_regions(report: Report, finding: Finding) -> list[dict[str, Any]]:
     """Its edits in lines and columns as editors count them; not for notebooks, whose text is not
     the file's."""
     reading = report.readings.get(finding.place.path)
     if reading is None or reading.content is None or is_notebook(report.readings, finding):
         return []
+
     lines = split_lines(reading.content.text)
     return [_edit_region(edit, lines) for edit in finding.edits]
 
 
 def _edit_region(edit: Edit, lines: list[str]) -> dict[str, Any]:
+    """Such as: {"line": 3, "column": 9, "end_line": 3, "end_column": 14, "text": "good"}."""
+    line, offset = edit.start
+    end_line, end_offset = edit.end
     return {
-        "line": edit.start[0],
-        "column": column_of(lines[edit.start[0] - 1], edit.start[1]),
-        "end_line": edit.end[0],
-        "end_column": column_of(lines[edit.end[0] - 1], edit.end[1]),
+        "line": line,
+        "column": column_of(lines[line - 1], offset),
+        "end_line": end_line,
+        "end_column": column_of(lines[end_line - 1], end_offset),
         "text": edit.text,
     }
 
 
-def _finding(report: Report, finding: Finding) -> dict[str, Any]:
-    document = asdict(finding)
-    place = document.pop("place")
-    return {**document, **place, "edits": edit_regions(report, finding)}
-
-
 def _counts(findings: list[Finding]) -> dict[str, int]:
+    """Such as: {"error": 2, "warning": 1, "note": 0}."""
     return {severity.value: number for severity, number in by_severity(findings).items()}
 
+
+# SARIF
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 BASE = "%SRCROOT%"
@@ -72,12 +92,12 @@ BASE = "%SRCROOT%"
 
 def as_sarif(report: Report, rules: Mapping[str, Rule], *, version: str, folder: Path) -> str:
     """One run of the tool; paths inside `folder` are relative to it."""
-    numbers = {number: index for index, number in enumerate(rules)}
     driver = {
         "name": "drumline lint",
         "version": version,
         "rules": [_rule(rule) for rule in rules.values()],
     }
+    numbers = {number: index for index, number in enumerate(rules)}
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
@@ -91,11 +111,12 @@ def as_sarif(report: Report, rules: Mapping[str, Rule], *, version: str, folder:
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
+    """The texts of a rule, with its wrong and its right code as Markdown."""
     text = f"{rule.why}\n\nFix: {rule.fix}"
     markdown = text
     if rule.bad:
-        bad, good = (f"```{rule.language}\n{code.strip()}\n```" for code in (rule.bad, rule.good))
-        markdown += f"\n\nBad:\n\n{bad}\n\nGood:\n\n{good}"
+        markdown += f"\n\nBad:\n\n{_fenced(rule, rule.bad)}\n\nGood:\n\n{_fenced(rule, rule.good)}"
+
     severity = "recommendation" if rule.severity == "note" else rule.severity.value
     return {
         "id": rule.id,
@@ -109,7 +130,12 @@ def _rule(rule: Rule) -> dict[str, Any]:
     }
 
 
+def _fenced(rule: Rule, code: str) -> str:
+    return f"```{rule.language}\n{code.strip()}\n```"
+
+
 def _result(report: Report, finding: Finding, index: int, folder: Path) -> dict[str, Any]:
+    """A finding, with its place and its edits; `index`: of its rule among all rules."""
     artifact = {"artifactLocation": _location(finding.place.path, folder)}
     result = {
         "ruleId": finding.rule,
@@ -118,32 +144,21 @@ def _result(report: Report, finding: Finding, index: int, folder: Path) -> dict[
         "message": {"text": f"{_cell(finding)}{finding.message}\nFix: {finding.fix}"},
         "locations": [{"physicalLocation": {**artifact, "region": _region(report, finding)}}],
     }
+
     if replacements := [_replacement(edit) for edit in edit_regions(report, finding)]:
         change = {**artifact, "replacements": replacements}
         result["fixes"] = [{"description": {"text": finding.fix}, "artifactChanges": [change]}]
     return result
 
 
-def _cell(finding: Finding) -> str:
-    place = finding.place
-    return "" if place.cell is None else f"cell {place.cell}, line {place.line}: "
-
-
 def _location(path: str, folder: Path) -> dict[str, str]:
+    """Such as: {"uri": "src/train.py", "uriBaseId": "%SRCROOT%"}."""
     whole = folder / path
-    if whole.is_relative_to(folder) and ".." not in whole.parts:
-        return {
-            "uri": quote(whole.relative_to(folder).as_posix(), errors="surrogateescape"),
-            "uriBaseId": BASE,
-        }
-    return {"uri": whole.resolve().as_uri()}
+    if not whole.is_relative_to(folder) or ".." in whole.parts:
+        return {"uri": whole.resolve().as_uri()}
 
-
-def _region(report: Report, finding: Finding) -> dict[str, int]:
-    place = finding.place
-    if place.cell is not None:  # a column within a cell is not a column of the file
-        return {"startLine": line_in_file(report.readings[place.path].data, place.cell, place.line)}
-    return _lines(place.line, place.column, place.end_line, place.end_column)
+    relative = whole.relative_to(folder).as_posix()
+    return {"uri": quote(relative, errors="surrogateescape"), "uriBaseId": BASE}
 
 
 def _replacement(edit: dict[str, Any]) -> dict[str, Any]:
@@ -151,25 +166,24 @@ def _replacement(edit: dict[str, Any]) -> dict[str, Any]:
     return {"deletedRegion": deleted, "insertedContent": {"text": edit["text"]}}
 
 
-def _lines(line: int, column: int, end_line: int, end_column: int) -> dict[str, int]:
-    if end_line == line:
-        end_column = max(end_column, column)
-    return {"startLine": line, "startColumn": column, "endLine": end_line, "endColumn": end_column}
-
+# Annotations of GitHub
 
 COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 
 
 def as_github(report: Report) -> str:
+    """A workflow command for each finding, and the closing line."""
     commands = [_command(report, finding) for finding in report.everything]
     return "\n".join([*commands, summary_line(report)]) + "\n"
 
 
 def _command(report: Report, finding: Finding) -> str:
+    """Such as: ::warning file=train.py,line=40,title=DL012 accumulation-without-no-sync::... ."""
     region = _region(report, finding)
     names = {"startLine": "line", "startColumn": "col", "endLine": "endLine"}
     if region.get("endLine") == region["startLine"]:
         names["endColumn"] = "endColumn"
+
     properties = {
         "file": finding.place.path,
         **{name: str(region[key]) for key, name in names.items() if key in region},
@@ -185,3 +199,30 @@ def _command(report: Report, finding: Finding) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+# Places in files
+
+
+def _cell(finding: Finding) -> str:
+    """The place in a notebook: `cell 3, line 2: `; else empty."""
+    place = finding.place
+    return "" if place.cell is None else f"cell {place.cell}, line {place.line}: "
+
+
+def _region(report: Report, finding: Finding) -> dict[str, int]:
+    """The place in the file; of a notebook only the line, since a column within a cell is not a
+    column of the file."""
+    place = finding.place
+    if place.cell is not None:
+        data = report.readings[place.path].data
+        return {"startLine": line_in_file(data, place.cell, place.line)}
+
+    return _lines(place.line, place.column, place.end_line, place.end_column)
+
+
+def _lines(line: int, column: int, end_line: int, end_column: int) -> dict[str, int]:
+    """Such as: {"startLine": 3, "startColumn": 9, "endLine": 3, "endColumn": 14}."""
+    if end_line == line:
+        end_column = max(end_column, column)
+    return {"startLine": line, "startColumn": column, "endLine": end_line, "endColumn": end_column}
