@@ -33,7 +33,7 @@ from drumline.checkpoint.mirrored_run import (
 )
 from drumline.checkpoint.retention import Retention, complete_checkpoints, prune, to_keep
 from drumline.runs import catalog, manifest
-from drumline.runs.manifest import Manifest
+from drumline.runs.manifest import FileRecord, Manifest
 from drumline.storage.backends import PIECE_BYTES, StoreError
 
 FIRST_PAUSE_S = 2.0
@@ -277,7 +277,7 @@ class Mirror:
         total = file_size(sum(record.size for record in local.files.values()))
 
         try:
-            self._put_checkpoint(step, local, path, total)
+            self._put_checkpoint(local, path, total)
         except (OSError, StoreError):
             if path.is_dir():
                 raise
@@ -289,8 +289,10 @@ class Mirror:
         seconds = duration(time.monotonic() - began)
         self._report(f"mirrored step {step} to {self._store} ({total} in {seconds})")
 
-    def _put_checkpoint(self, step: int, local: Manifest, path: Path, total: str) -> None:
+    def _put_checkpoint(self, local: Manifest, path: Path, total: str) -> None:
         """The files of a checkpoint, then those of the run, then the manifest."""
+        step = local.step
+
         # it was saved again: from here on it is incomplete
         if step in self._complete:
             self._store.delete([object_name(step, manifest.FILE_NAME)])
@@ -300,19 +302,20 @@ class Mirror:
         for file, record in local.files.items():
             self._doing = f"step {step}, {file_size(done)} of {total}"
             self._check_open()
-
-            name = object_name(step, file)
-            self._store.put(name, path / file)
-            self._store.check(name, size=record.size, checksum=record.blake3)
+            self._put(object_name(step, file), path / file, record)
             done += record.size
 
         self._put_files()
         self._check()
 
         content = manifest.render(local)
-        name = object_name(step, manifest.FILE_NAME)
+        record = FileRecord(len(content), blake3(content).hexdigest())
+        self._put(object_name(step, manifest.FILE_NAME), content, record)
+
+    def _put(self, name: str, content: Path | bytes, record: FileRecord) -> None:
+        """Upload an object, and have the store confirm it."""
         self._store.put(name, content)
-        self._store.check(name, size=len(content), checksum=blake3(content).hexdigest())
+        self._store.check(name, size=record.size, checksum=record.blake3)
 
     def _put_files(self) -> None:
         """Upload the small files of the run that have changed: the events before the ledger, and of

@@ -234,12 +234,12 @@ def closing_page(event: Event) -> Page:
     rows += [("straggler", message) for message in event.get("stragglers", [])]
     rows.append(("run folder", str(event["run"])))
 
-    commands = {
-        "to resume": event.get("resume_command"),
-        "on two nodes": event.get("two_node_command"),
-    }
-    possible_commands = {label: command for label, command in commands.items() if command}
-    return Page(_closing_heading(event), rows, possible_commands)
+    commands = {}
+    if event.get("resume_command"):
+        commands["to resume"] = event["resume_command"]
+    if event.get("two_node_command"):
+        commands["on two nodes"] = event["two_node_command"]
+    return Page(_closing_heading(event), rows, commands)
 
 
 def _time_rows(event: Event) -> Iterator[tuple[str, str]]:
@@ -301,11 +301,11 @@ def _first_step_line(event: Event) -> str:
     """`first step 6.1 s after the command: loading torch 2.1 s, ...`, without what took no time."""
     since = "the command" if event["since"] == "command" else "this rank began"
     total = event["seconds"]
-    parts = []
-    for name, seconds in event["parts"].items():
-        if seconds >= total / 100:
-            parts.append(f"{name} {duration(seconds)}")
-
+    parts = [
+        f"{name} {duration(seconds)}"
+        for name, seconds in event["parts"].items()
+        if seconds >= total / 100
+    ]
     return f"first step {duration(total)} after {since}: {', '.join(parts)}"
 
 

@@ -105,7 +105,7 @@ class ScriptComparison:
                 values = batches
                 what = "the number of batches"
             else:
-                continue
+                continue  # the same, or not known of all
 
             if self._is_new(f"loader {place}"):
                 yield ScriptDifference(
@@ -180,13 +180,13 @@ class ScriptComparison:
 
 def _without_hashes(values: Sequence[Any]) -> list[Any]:
     """Hashes stand for secrets: the message only shows which ranks have the same one."""
-    numbers: dict[str, int] = {}
-    shown = []
-    for value in values:
+    shown = list(values)
+    hashes: list[str] = []
+    for position, value in enumerate(values):
         if isinstance(value, Mapping):
-            number = numbers.setdefault(value["hash"], len(numbers) + 1)
-            value = f"hidden value {number}"
-        shown.append(value)
+            if value["hash"] not in hashes:
+                hashes.append(value["hash"])
+            shown[position] = f"hidden value {hashes.index(value['hash']) + 1}"
     return shown
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 
 from drumline.base.untrusted import from_json, parse_json, read_regular
 from drumline.runs.step_times import StepTimes
-from drumline.watch.cluster_state import ClusterState
+from drumline.watch.cluster_state import ClusterState, LostNode, RankState
 
 VERSION = 3  # the version of the record; another one is not read
 STATUS_FILE = Path("watch") / "status.json"  # in a run folder
@@ -92,41 +92,43 @@ def status_record(
     has_ended: bool = False,
 ) -> dict[str, Any]:
     """A StatusRecord. `notices`: the newest last. `has_ended`: it is the last one."""
-    rounded = {rank: round(rate, 3) for rank, rate in pace.rates.items()}
-
     return {
         "version": VERSION,
         "time": now,
         "leader": cluster.this_node.host,
         "world_size": world_size,
         "hang_s": hang_s,
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "host": rank.host,
-                "step": rank.step,
-                "phase": rank.phase.name.lower(),
-                "age_s": round(rank.age_s, 3),
-                "rate": rounded.get(rank.rank),
-                "state": rank.state,
-                "cpu": round(rank.cpu, 2),
-                "exit": rank.exit,
-                "failure": rank.failure,
-            }
-            for rank in cluster.ranks
-        ],
-        "lost": [
-            {
-                "host": lost_node.host,
-                "ranks": list(lost_node.ranks),
-                "no_heartbeat_s": round(lost_node.no_heartbeat_s, 1),
-                "how": lost_node.how,
-            }
-            for lost_node in cluster.lost
-        ],
+        "ranks": [_rank_status(rank, pace.rates.get(rank.rank)) for rank in cluster.ranks],
+        "lost": list(map(_lost_host, cluster.lost)),
         "notices": [asdict(notice) for notice in notices[-MAX_NOTICES:]],
-        "step_times": None if pace.step_times is None else asdict(pace.step_times),
+        "step_times": pace.step_times and asdict(pace.step_times),
         "has_ended": has_ended,
+    }
+
+
+def _rank_status(rank: RankState, rate: float | None) -> RankStatus:
+    """`rate`: steps a second; None: not known."""
+    return {
+        "rank": rank.rank,
+        "host": rank.host,
+        "step": rank.step,
+        "phase": rank.phase.name.lower(),
+        "age_s": round(rank.age_s, 3),
+        "rate": None if rate is None else round(rate, 3),
+        "state": rank.state,
+        "cpu": round(rank.cpu, 2),
+        "exit": rank.exit,
+        "failure": rank.failure,
+    }
+
+
+def _lost_host(node: LostNode) -> LostHost:
+    """The part of it that people read."""
+    return {
+        "host": node.host,
+        "ranks": list(node.ranks),
+        "no_heartbeat_s": round(node.no_heartbeat_s, 1),
+        "how": node.how,
     }
 
 
@@ -161,9 +163,9 @@ class StepRates:
             self._seen.popleft()
 
         then, before = self._seen[0]
-
-        return {
-            rank: (step - before[rank][1]) / (now - then)
-            for rank, (pid, step) in steps.items()
-            if now > then and rank in before and before[rank][0] == pid and step >= before[rank][1]
-        }
+        rates = {}
+        for rank, (pid, step) in steps.items():
+            pid_then, step_then = before.get(rank, (0, 0))
+            if now > then and pid == pid_then and step >= step_then:
+                rates[rank] = (step - step_then) / (now - then)
+        return rates

@@ -160,23 +160,24 @@ class Stragglers:
             self._first = now
             self._begin = {}
 
+        begin = self._begin or self._first
+        steps = [facts.step - begin[rank].step for rank, facts in now.items()]
         if not self._begin:
-            if _fewest_steps(self._first, now) >= FIRST_STEPS:
+            if min(steps, default=0) >= FIRST_STEPS:
                 self._begin = now
             return None
 
-        spent = {rank: _spent(self._begin[rank], facts) for rank, facts in now.items()}
-        seconds = {rank: sum(by_phase) for rank, by_phase in spent.items()}
-        if _fewest_steps(self._begin, now) < SLICE_STEPS or min(seconds.values()) < SLICE_S:
+        spent = {rank: _spent(begin[rank], facts) for rank, facts in now.items()}
+        seconds = [sum(by_phase) for by_phase in spent.values()]
+        if min(steps) < SLICE_STEPS or min(seconds) < SLICE_S:
             return None
 
-        steps = [facts.step - self._begin[rank].step for rank, facts in now.items()]
         self._begin = now
         fractions = {
-            rank: tuple(phase_s / seconds[rank] for phase_s in by_phase)
+            rank: tuple(phase_s / sum(by_phase) for phase_s in by_phase)
             for rank, by_phase in spent.items()
         }
-        return TimeSlice(median(seconds.values()), median(steps), fractions)
+        return TimeSlice(median(seconds), median(steps), fractions)
 
     def _were_restarted(self, now: Mapping[int, RankState]) -> bool:
         """Whether these are not the ranks that were seen first."""
@@ -209,10 +210,12 @@ class Stragglers:
 
     def _was_reported(self, host: str, rank: int, now: float) -> bool:
         """Whether this rank, or all of its host, was reported and has been slow since."""
-        names: tuple[tuple[str, int | None], ...] = ((host, rank), (host, None))
-        recent = [name for name in names if now - self._reported.get(name, -math.inf) < FORGET_S]
-        self._reported |= dict.fromkeys(recent, now)
-        return bool(recent)
+        is_reported = False
+        for who in (rank, None):
+            if now - self._reported.get((host, who), -math.inf) < FORGET_S:
+                self._reported[host, who] = now
+                is_reported = True
+        return is_reported
 
     def _window(self, min_s: float) -> list[TimeSlice]:
         """The latest slices, as many as a decision needs; empty if there are not enough yet."""
@@ -304,11 +307,6 @@ class TimeSlice:
     num_steps: float
     fractions: Mapping[int, tuple[float, ...]]  # by rank, then by phase
     slow: SlowRanks = field(default_factory=dict)
-
-
-def _fewest_steps(begin: Mapping[int, RankState], end: Mapping[int, RankState]) -> int:
-    """Of all ranks."""
-    return min((facts.step - begin[rank].step for rank, facts in end.items()), default=0)
 
 
 def _spent(begin: RankState, end: RankState) -> list[float]:

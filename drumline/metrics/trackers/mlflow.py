@@ -50,9 +50,12 @@ class MLflow:
         if not self._run:
             self._begin(run)
 
-        missing = {name: self._config[name] for name in self._config if name not in self._params}
-        params = [self._mlflow.entities.Param(name, str(value)) for name, value in missing.items()]
-        for batch in _batches(params, _MAX_PARAMS):
+        missing = []
+        for name, value in self._config.items():
+            if name not in self._params:
+                missing.append(self._mlflow.entities.Param(name, str(value)))
+
+        for batch in _batches(missing, _MAX_PARAMS):
             self._client.log_batch(self._run, params=batch, synchronous=True)
 
         return f"run {self._run}"

@@ -45,9 +45,8 @@ class Evidence:
     def ranks(self) -> list[RankState]:
         """In order."""
         lost = {node.node for node in self.cluster.lost}
-        nodes = [node for node in self.cluster.nodes if node.node not in lost]
-        ranks = [rank for node in nodes for rank in node.ranks]
-        return sorted(ranks, key=lambda rank: rank.rank)
+        here = (node for node in self.cluster.nodes if node.node not in lost)
+        return sorted((rank for node in here for rank in node.ranks), key=lambda rank: rank.rank)
 
     @cached_property
     def in_loop(self) -> list[RankState]:

@@ -79,17 +79,13 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
         if mismatch is not None:
             return mismatch
 
-    diagnosis = _diagnosis(evidence, first)
     if any(map(_has_reason, culprits)):
-        return diagnosis
+        return _diagnosis(evidence, first)
 
     # It is unknown why these exited: their launcher may have ended them because a host was lost.
     if find_unreachable(evidence) or find_never_seen(evidence):
         return None
-
-    is_certain = not _may_follow_a_lost_host(evidence, diagnosis.since_s)
-
-    return replace(diagnosis, is_certain=is_certain)
+    return _exit(evidence, culprits)
 
 
 def _has_reason(rank: RankState) -> bool:
@@ -102,19 +98,11 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     itself."""
     ranks = evidence.cluster.ranks
     requested = [rank for rank in ranks if _was_asked_to_stop(rank)]
-
     asked_to_stop = [rank for rank in requested if not _was_ended(rank)]
     if asked_to_stop:
-        if len(requested) == len(ranks):  # the user stops the job
-            return None
-
-        # The launcher has reported it.
-        if all(is_done(rank) or rank.killed_after_s is not None for rank in ranks):
-            return None
-
-        diagnosis = _diagnosis(evidence, _first(asked_to_stop))
-        is_certain = not _may_follow_a_lost_host(evidence, diagnosis.since_s)
-        return replace(diagnosis, is_certain=is_certain)
+        is_whole_job = len(requested) == len(ranks)  # the user stops it
+        is_reported = all(is_done(rank) or rank.killed_after_s is not None for rank in ranks)
+        return None if is_whole_job or is_reported else _exit(evidence, asked_to_stop)
 
     lost = [
         rank for rank in ranks if has_ended(rank) and not is_done(rank) and not _was_ended(rank)
@@ -123,15 +111,17 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
         return None
 
     first = _first(lost)
-    ago_s = _ago_s(first)
     cause = Cause.MISMATCH if first.failure_kind is FailureKind.MISMATCH else Cause.EXCEPTION
-    place = evidence.place(first)
     error = f": {first.failure}" if first.failure else ""
-    what = f"{name(first)} lost its connection to the other ranks{place}{error}; no rank was seen to fail before it"
+    what = (
+        f"{name(first)} lost its connection to the other ranks{evidence.place(first)}{error}; no rank was seen to fail "
+        "before it"
+    )
     next_step = "check the ends of all ranks' logs for what came first, and the network with drumline doctor"
+
+    ago_s = _ago_s(first)
     is_late = ago_s >= _WAIT_S or all(map(has_exited, ranks))
     is_certain = is_late and not _may_follow_a_lost_host(evidence, ago_s)
-
     return evidence.diagnosis(
         first,
         cause,
@@ -140,6 +130,13 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
         is_certain=is_certain,
         since_s=ago_s,
     )
+
+
+def _exit(evidence: Evidence, ranks: list[RankState]) -> Diagnosis:
+    """That the first of these exited: certain unless a host may have been lost before."""
+    diagnosis = _diagnosis(evidence, _first(ranks))
+    is_certain = not _may_follow_a_lost_host(evidence, diagnosis.since_s)
+    return replace(diagnosis, is_certain=is_certain)
 
 
 def _may_follow_a_lost_host(evidence: Evidence, ago_s: float) -> bool:
@@ -163,17 +160,18 @@ def _was_ended(rank: RankState) -> bool:
     """Whether it only exited because drumline asked it to; a rank that did not is reported."""
     has_failed = bool(rank.failure) and rank.failure_kind is not FailureKind.LOST_PEER
     has_own_reason = has_failed or bool(rank.memory) or rank.killed_after_s is not None
-
     return rank.asked_to_exit and not has_own_reason
 
 
 def _ago_s(rank: RankState) -> float:
     """How long ago it exited or failed."""
-    if has_exited(rank):
-        # It may have reported its error some time before it exited.
-        return max(rank.state_s if rank.state in "XZ" else 0.0, rank.age_s if rank.failure else 0.0)
+    if not has_exited(rank):
+        return rank.age_s
 
-    return rank.age_s
+    # It may have reported its error some time before it exited.
+    exited_s = rank.state_s if rank.state in "XZ" else 0.0
+    failed_s = rank.age_s if rank.failure else 0.0
+    return max(exited_s, failed_s)
 
 
 def _strength(rank: RankState) -> int:
@@ -280,32 +278,15 @@ def _aborted_by_gloo(
     # Ranks that received too much are aborted; if that is most of them, the one that sent it is
     # left.
     odd = intact if 0 < len(intact) < len(aborted) else aborted
-    what = (
-        f"{names(odd)} entered a different collective than the others, or one with a different size"
-    )
-    place = evidence.place(odd[0])
-    if place:
-        what += f",{place}"
-    if odd[0].stack:
-        what += f" ({innermost(odd[0].stack)})"
-
-    what += ": "
     even = [rank for rank in ranks if rank not in odd]
-    for side_name, side in ((names(odd), odd), ("the others", even)):
-        collective = _entered(side)
-        if collective:
-            what += f"{side_name}: {collective}; "
-
-    what += (
-        f"gloo aborted {names(aborted)} (SIGABRT), as it does when a rank receives more data "
-        "than it expects"
+    what = (
+        f"{_odd_ones(evidence, odd)}: {_sides(odd, even)}gloo aborted {names(aborted)} (SIGABRT), as it does when a "
+        "rank receives more data than it expects"
     )
-
     next_step = (
         "make every rank call the same collectives in the same order with the same shapes; the log of rank "
         f"{aborted[0].rank} has the sizes in bytes"
     )
-
     return evidence.diagnosis(
         odd[0],
         Cause.MISMATCH,
@@ -316,6 +297,26 @@ def _aborted_by_gloo(
     )
 
 
+def _odd_ones(evidence: Evidence, ranks: list[RankState]) -> str:
+    """Who entered another collective than the others, and where."""
+    first = ranks[0]
+    what = f"{names(ranks)} entered a different collective than the others, or one with a different size"
+    if place := evidence.place(first):
+        what += f",{place}"
+    if first.stack:
+        what += f" ({innermost(first.stack)})"
+    return what
+
+
+def _sides(odd: list[RankState], even: list[RankState]) -> str:
+    """`rank 1: all_reduce #4 (3); the others: all_reduce #4 (4); `, as far as it is known."""
+    text = ""
+    for side_name, ranks in ((names(odd), odd), ("the others", even)):
+        if collective := _entered(ranks):
+            text += f"{side_name}: {collective}; "
+    return text
+
+
 def _entered(ranks: list[RankState]) -> str:
     """The collective that the first of them was in, by its flight recorder, otherwise by its
     stack."""
@@ -323,4 +324,4 @@ def _entered(ranks: list[RankState]) -> str:
         if rank.collectives:
             return collective_name(pending(rank) or rank.collectives[-1], with_sizes=True)
 
-    return next((called for rank in ranks if (called := operation(rank.stack))), "")
+    return next(filter(None, (operation(rank.stack) for rank in ranks)), "")

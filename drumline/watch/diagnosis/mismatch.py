@@ -68,18 +68,19 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
     if not sides:
         return None
 
-    deviating = sides[1]
-    is_known = True
+    deviating: Side | None = sides[1]
     if len(sides[0].ranks) == len(sides[1].ranks):
-        strange = _deviating_side(sides, ranks)
-        is_known = strange is not None
-        deviating = strange or sides[0]
+        deviating = _deviating_side(sides, ranks)
+    is_known = deviating is not None
+    deviating = deviating or sides[0]
 
     culprit = deviating.ranks[0]
+    place = evidence.place(culprit)
     frame = users_frame(culprit.stack)
-    place = f" ({frame})" if frame and is_known else ""
+    if frame and is_known:
+        place += f" ({frame})"
     shown = "; ".join(_side_texts(sides, deviating, is_known=is_known))
-    what = f"ranks are in different collectives{evidence.place(culprit)}{place}: {shown}"
+    what = f"ranks are in different collectives{place}: {shown}"
 
     next_step = (
         "make every rank call the same collectives in the same order with the same shapes (look for one behind "
@@ -90,14 +91,13 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
     if is_known and deviating.collective.op.endswith("barrier"):
         next_step = f"check whether it left the loop before the others; if not, {next_step}"
 
-    since_s = min(rank.age_s for rank in deviating.ranks)
     diagnosis = evidence.diagnosis(
         culprit,
         Cause.MISMATCH,
         what,
         next_step,
         is_certain=True,
-        since_s=since_s,
+        since_s=min(rank.age_s for rank in deviating.ranks),
     )
     if is_known:
         return diagnosis
@@ -179,14 +179,7 @@ def _deviating_side(sides: list[Side], ranks: Sequence[RankState]) -> Side | Non
 def find_left_early(evidence: Evidence) -> Diagnosis | None:
     """Ranks that are out of the loop while others wait for them in it."""
     ranks = evidence.cluster.ranks
-
-    # Left without an error, or aborted by gloo in a collective after the loop.
-    left = [
-        rank
-        for rank in ranks
-        if is_done(rank) or (rank.phase in OUT_OF_LOOP and rank.exit == -signal.SIGABRT)
-    ]
-
+    left = list(filter(_is_outside, ranks))
     inside = [rank for rank in ranks if rank not in left]
     if not left or not any(_is_stopped_by(left, rank) for rank in inside):
         return None
@@ -219,6 +212,12 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def _is_outside(rank: RankState) -> bool:
+    """Whether it left the loop without an error, or was aborted by gloo in a collective after it."""
+    was_aborted = rank.phase in OUT_OF_LOOP and rank.exit == -signal.SIGABRT
+    return is_done(rank) or was_aborted
+
+
 def _left_first(evidence: Evidence, first: RankState, left: list[RankState]) -> str:
     """Who left the loop, with how many others."""
     what = f"{name(first)} left the loop{_after_step(evidence, first.step)}"
@@ -226,9 +225,9 @@ def _left_first(evidence: Evidence, first: RankState, left: list[RankState]) -> 
         what += f" and exited with code {first.exit}"
 
     what += ", before the others"
-    if len(left) > 1:
-        what += f"; so did {names([rank for rank in left if rank is not first])}"
-
+    further = [rank for rank in left if rank is not first]
+    if further:
+        what += f"; so did {names(further)}"
     return what
 
 

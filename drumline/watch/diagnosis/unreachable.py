@@ -22,10 +22,11 @@ def is_unreachable(node: LostNode) -> bool:
     """Whether a node is lost rather than late. If it accepts connections, the run may be fine."""
     if node.answer is Answer.TAKEN:
         return False
-    if not node.how:
-        return node.no_heartbeat_s >= _UNTRIED_S
 
-    return node.no_heartbeat_s >= (_REFUSED_S if node.answer is Answer.REFUSED else NO_HEARTBEAT_S)
+    limit_s = _REFUSED_S if node.answer is Answer.REFUSED else NO_HEARTBEAT_S
+    if not node.how:
+        limit_s = _UNTRIED_S
+    return node.no_heartbeat_s >= limit_s
 
 
 def find_unreachable(evidence: Evidence) -> Diagnosis | None:
@@ -45,9 +46,11 @@ def _hears_nobody(cluster: ClusterState, lost: list[LostNode]) -> bool:
     two, if the launcher cannot reach it either."""
     nodes = {node.node for node in cluster.nodes}
     connected = nodes - {node.node for node in lost}
-    hears_no_launcher = cluster.launcher is not None and cluster.launcher.is_cut_off
+    if not connected <= {cluster.me}:
+        return False
 
-    return connected <= {cluster.me} and (len(lost) >= 2 or hears_no_launcher)
+    hears_no_launcher = cluster.launcher is not None and cluster.launcher.is_cut_off
+    return len(lost) >= 2 or hears_no_launcher
 
 
 def find_never_seen(evidence: Evidence) -> Diagnosis | None:
@@ -55,7 +58,6 @@ def find_never_seen(evidence: Evidence) -> Diagnosis | None:
     have lost a peer."""
     lost = [node for node in evidence.cluster.never_seen if node.how and is_unreachable(node)]
     has_lost_peer = any(rank.failure_kind is FailureKind.LOST_PEER for rank in evidence.ranks)
-
     return _lost(evidence, lost) if lost and has_lost_peer else None
 
 
@@ -73,14 +75,14 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
         return True
 
     ages = cluster.this_node.heartbeat_age_s
-    peers = (node for node in cluster.nodes if node.node != cluster.me)
-
-    return any(
-        ages.get(node.node, 0.0) >= since_s
-        for node in peers
+    for node in cluster.nodes:
         # A node reports no ranks before it has seen them.
-        if not (node.ranks and all(has_exited(rank) or is_done(rank) for rank in node.ranks))
-    )
+        has_ended = node.ranks and all(has_exited(rank) or is_done(rank) for rank in node.ranks)
+        is_late = ages.get(node.node, 0.0) >= since_s
+        if node.node != cluster.me and is_late and not has_ended:
+            return True
+
+    return False
 
 
 def was_done(cluster: ClusterState, lost_node: LostNode) -> bool:
@@ -131,7 +133,8 @@ def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) 
             f"check whether {host} is up, then check cable and security group between {me} and {host}: "
             f"drumline doctor --hosts {me},{host}"
         )
-        if len({node.node for node in cluster.nodes} | {node.node for node in lost}) == 2:
+        nodes = {node.node for node in cluster.nodes} | {node.node for node in lost}
+        if len(nodes) == 2:
             what += _witness(cluster.launcher, first, me)
 
     return _diagnosis(evidence, host, what, next_step, first.no_heartbeat_s, is_certain=is_certain)

@@ -87,7 +87,6 @@ class LocalRanks:
             heartbeat_age_s=heartbeat_age_s,
             activity=tuple(filter(None, activity)),
         )
-
         return self.state
 
     def observe_exits(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -117,8 +116,8 @@ class LocalRanks:
 
     def step_times(self) -> StepTimes | None:
         """Of the rank with the longest ones."""
-        recorded = filter(None, (observer.step_times.times() for observer in self._observers))
-        return max(recorded, key=lambda times: times.p99_s, default=None)
+        times = [observer.step_times.times() for observer in self._observers]
+        return max(filter(None, times), key=lambda recorded: recorded.p99_s, default=None)
 
     @property
     def have_started(self) -> bool:
@@ -128,9 +127,9 @@ class LocalRanks:
     @property
     def are_done(self) -> bool:
         """Whether every rank is out of its loop, or has exited."""
-        return self.have_started and all(
-            rank.phase is Phase.LEFT or rank.state in EXITED for rank in self.state.ranks
-        )
+        if not self.have_started:
+            return False
+        return all(rank.phase is Phase.LEFT or rank.state in EXITED for rank in self.state.ranks)
 
     def kill(self, why: str) -> None:
         """Kill the ranks and their descendants, except this process, with SIGKILL: some may be
@@ -139,9 +138,11 @@ class LocalRanks:
         note_ending(Path(self.options.folder), ending)
 
         for rank in self.state.ranks:
-            if rank.state not in EXITED:
-                pids = [rank.pid, *descendants(rank.pid)]
-                send_signal((pid for pid in pids if pid != os.getpid()), signal.SIGKILL)
+            if rank.state in EXITED:
+                continue
+
+            pids = {rank.pid, *descendants(rank.pid)} - {os.getpid()}
+            send_signal(pids, signal.SIGKILL)
 
 
 def start_slowdown() -> float:
@@ -150,7 +151,9 @@ def start_slowdown() -> float:
     stat = read_stat(os.getpid())
     if stat is None:
         return 1.0
-    return max(1.0, stat.age_s / max(time.process_time(), 1 / TICKS_PER_S))
+
+    used_s = max(time.process_time(), 1 / TICKS_PER_S)
+    return max(1.0, stat.age_s / used_s)
 
 
 @dataclass(eq=False)
@@ -189,7 +192,6 @@ class RankObserver:
         process = self._process
         state = self._state(heartbeat, now_s)
         process.observe(now_s, is_still=state.still_s >= STILL_AFTER_S)
-
         state = replace(
             state,
             state=process.state,
@@ -199,7 +201,9 @@ class RankObserver:
             has_io=process.has_io,
         )
 
-        return self._with_exit(state, process) if process.state in EXITED else state
+        if process.state not in EXITED:
+            return state
+        return self._with_exit(state, process)
 
     def _count_steps(self, last: Heartbeat | None, heartbeat: Heartbeat) -> None:
         """Add the steps since the last heartbeat to the step times."""
@@ -225,9 +229,13 @@ class RankObserver:
         if state.state not in EXITED:
             return state
 
+        memory = ""
+        if state.exit in (None, -signal.SIGKILL):
+            memory = self._process.memory.evidence()
+
         return replace(
             state,
-            memory=self._process.memory.evidence() if state.exit in (None, -9) else "",
+            memory=memory,
             collectives=state.collectives or read_report(self.folder, self.rank).collectives,
             stack=state.stack or fatal_stack(self._file("stacks")),
         )
@@ -247,13 +255,12 @@ class RankObserver:
         if state.state not in STOPPED:  # it would answer when it is continued
             answers, stack, report = await self._ask(state.pid)
 
-        workers = [
-            await self._inspect_worker(number, pid, process, end) for number, pid in report.workers
-        ]
+        workers = []
+        for number, pid in report.workers:
+            workers.append(await self._inspect_worker(number, pid, process, end))
 
         process.skip_answer(time.monotonic())
         latest = self.observe(time.monotonic()) or state
-
         was_continued = state.state in STOPPED and latest.state not in STOPPED
         if latest.state in EXITED or was_continued:  # that is why it did not answer
             state = latest
@@ -296,13 +303,10 @@ class RankObserver:
         """One after the other, because all write to the same file; without stacks when the time is
         over."""
         stack: tuple[str, ...] = ()
-        if (left_s := min(end - time.monotonic(), WORKER_STACK_S)) > 0:
-            stack = await ask_stack(
-                pid,
-                self._file("stacks"),
-                within_s=left_s,
-                signal=WORKER_SIGNAL,
-            )
+        left_s = min(end - time.monotonic(), WORKER_STACK_S)
+        if left_s > 0:
+            file = self._file("stacks")
+            stack = await ask_stack(pid, file, within_s=left_s, signal=WORKER_SIGNAL)
 
         return WorkerState(
             number=number,
@@ -321,31 +325,26 @@ class RankObserver:
     def _state(self, heartbeat: Heartbeat, now_s: float) -> RankState:
         """The part of the state that the heartbeat shows."""
         progress = {field.name: getattr(heartbeat, field.name) for field in fields(RankProgress)}
-        return RankState(
-            **progress,
-            host=self.host,
-            age_s=max(0.0, now_s - heartbeat.entered_at),
-            moved_s=max(0.0, now_s - heartbeat.moved_at) if heartbeat.num_moves else None,
-        )
+        moved_s = None
+        if heartbeat.num_moves:
+            moved_s = max(0.0, now_s - heartbeat.moved_at)
+
+        age_s = max(0.0, now_s - heartbeat.entered_at)
+        return RankState(**progress, host=self.host, age_s=age_s, moved_s=moved_s)
 
     def _with_exit(self, state: RankState, process: RankProcess) -> RankState:
         """How it exited: as the launcher recorded it, otherwise as it was observed. A launcher
         records the exits before it ends the other ranks, and none after that."""
         code = read_json(int, self.folder / f"exit-{self.rank:05d}")
+        state = replace(state, exit=process.exit if code is None else code)
         ending = read_ending(self.folder)
-        asked_to_exit = (
-            code is None and ending is not None and process.state_since_s >= ending.began_s
-        )
-
-        state = replace(
-            state,
-            exit=process.exit if code is None else code,
-            asked_to_exit=asked_to_exit,
-        )
-
-        if ending is None or state.exit not in (None, -signal.SIGKILL):
+        if ending is None:
             return state
-        if process.state_since_s < ending.kills_at_s - KILL_SLACK_S:
+
+        exited_s = process.state_since_s
+        state = replace(state, asked_to_exit=code is None and exited_s >= ending.began_s)
+        may_be_killed = state.exit in (None, -signal.SIGKILL)
+        if not may_be_killed or exited_s < ending.kills_at_s - KILL_SLACK_S:
             return state
 
         return replace(
@@ -382,7 +381,9 @@ class ScriptReports:
 
         for rank, record in self._records.items():
             message = {"kind": "script", "rank": rank, "report": record}
+            changed = self._read_at[rank]
             for node in network.peers:
-                is_sent = self._sent.get((node, rank)) == self._read_at[rank]
-                if not is_sent and network.send(node, message, max_unsent=MAX_UNSENT_BYTES):
-                    self._sent[node, rank] = self._read_at[rank]
+                if self._sent.get((node, rank)) == changed:
+                    continue
+                if network.send(node, message, max_unsent=MAX_UNSENT_BYTES):
+                    self._sent[node, rank] = changed

@@ -134,11 +134,11 @@ def _progress_samples(rank: RankState, label: tuple[str, ...]) -> Iterator[Sampl
 def gpu_samples() -> list[Sample]:
     """The GPUs of this host as its driver reports them (NVML), whose calls may block for ever when a
     GPU has failed. What a GPU does not report is left out, and nothing where there are none."""
-    samples: list[Sample] = []
-    for index, handle in enumerate(_open_gpus()):
-        for name, labels, value in _samples_of(handle):
-            samples.append((f"gpu_{name}", (str(index), *labels), value))
-    return samples
+    return [
+        (f"gpu_{name}", (str(index), *labels), value)
+        for index, handle in enumerate(_open_gpus())
+        for name, labels, value in _samples_of(handle)
+    ]
 
 
 @cache
@@ -154,12 +154,10 @@ def _open_gpus() -> list[Any]:
 
 def _samples_of(gpu: Any) -> Iterator[Sample]:
     """What one GPU reports, without its index and the beginning of the names."""
-    rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, gpu)
-    if rates is not None:
+    if rates := _ask(pynvml.nvmlDeviceGetUtilizationRates, gpu):
         yield "utilization_ratio", (), rates.gpu / 100
 
-    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, gpu)
-    if memory is not None:
+    if memory := _ask(pynvml.nvmlDeviceGetMemoryInfo, gpu):
         yield "memory_used_bytes", (), memory.used
         yield "memory_bytes", (), memory.total
 

@@ -63,17 +63,24 @@ class SidecarNetwork:
 
         self._secret = secret
         self._on_message = on_message
+        self._started_at = time.monotonic()
+        self._is_closed = False
+
         self._acceptor = None if listener is None else Acceptor(listener, self._make_connection)
         self._diallers = frozenset(node for node in self.peers if node > me)
         self._pending = PendingConnections({peer.address for peer in peers})
         self._connections: dict[int, PeerConnection] = {}
+        self._all_connections: set[PeerConnection] = set()
+        """With those that are not, or no longer, the connection of a node."""
+
         self._heard_at: dict[int, float] = {}
         self._results: dict[int, str] = {}
+        """By node: why no connection could be made."""
+
         self._probed_at: dict[int, float] = {}
-        self._all_connections: set[PeerConnection] = set()
+        """By node; infinity: it is being probed."""
+
         self._tasks: set[asyncio.Task[None]] = set()
-        self._started_at = time.monotonic()
-        self._is_closed = False
 
     async def start(self) -> None:
         """Listen, connect to the hubs, and watch over the connections."""
@@ -116,8 +123,11 @@ class SidecarNetwork:
         is full; one that is too long is dropped with a warning. `max_unsent`: bytes that may
         already wait on the connection."""
         connection = self._connections.get(node)
+        if connection is None:
+            return False
+
         try:
-            return connection is not None and connection.send(message, max_unsent=max_unsent)
+            return connection.send(message, max_unsent=max_unsent)
         except FrameError as error:
             self._warn_unsendable(node, message, error)
             return True
@@ -129,9 +139,7 @@ class SidecarNetwork:
             return
 
         self._unsendable.add(kinds)
-        what = "a message"
-        if "rank" in message:
-            what = f"a report of rank {message['rank']}"
+        what = f"a report of rank {message['rank']}" if "rank" in message else "a message"
         log.warning(f"{what} to node {node} was not sent: {error.what}")
 
     def send_to_all(self, message: dict[str, Any]) -> None:
@@ -191,8 +199,8 @@ class SidecarNetwork:
         self._pending.remove(connection)
         self._all_connections.discard(connection)
         node = connection.node
-
         why = connection.why
+
         if connection.is_refused:
             # once per reason: a client must not be able to fill the log
             if not self.refused[why]:
@@ -209,11 +217,8 @@ class SidecarNetwork:
 
     def _make_connection(self) -> PeerConnection:
         """For one that connects to this node."""
-        return PeerConnection(
-            self,
-            answer(self._secret, PURPOSE, self.me, self._diallers),
-            is_ours=False,
-        )
+        handshake = answer(self._secret, PURPOSE, self.me, self._diallers)
+        return PeerConnection(self, handshake, is_ours=False)
 
     async def _keep_connected(self, peer: Peer) -> None:
         """The node with the higher number connects to the lower one, and reconnects after a restart
@@ -228,12 +233,8 @@ class SidecarNetwork:
 
     async def _connected(self, peer: Peer) -> None:
         """Until the connection ends."""
-        connection = PeerConnection(
-            self,
-            dial(self._secret, PURPOSE, self.me, peer.node),
-            is_ours=True,
-        )
-
+        handshake = dial(self._secret, PURPOSE, self.me, peer.node)
+        connection = PeerConnection(self, handshake, is_ours=True)
         call = await _connect(peer)
         await asyncio.get_running_loop().create_connection(lambda: connection, sock=call)
         await connection.ended.wait()
@@ -251,12 +252,17 @@ class SidecarNetwork:
 
             # If this process had no CPU time, messages that arrived meanwhile must be read first.
             if now - last < CHECK_S + LATE_S:
-                for node, connection in list(self._connections.items()):
-                    if now - max(connection.since, self._heard_at.get(node, 0.0)) > CLOSE_AFTER_S:
-                        connection.end(Reason.NO_ANSWER)
+                self._close_dead_connections(now)
                 self._probe_lost_nodes(now)
 
             last = now
+
+    def _close_dead_connections(self, now: float) -> None:
+        """Those on which nothing has arrived for long."""
+        for node, connection in list(self._connections.items()):
+            heard_at = self._heard_at.get(node, 0.0)
+            if now - max(connection.since, heard_at) > CLOSE_AFTER_S:
+                connection.end(Reason.NO_ANSWER)
 
     def _probe_lost_nodes(self, now: float) -> None:
         """Find out why lost nodes are unreachable; except those that are being connected to
@@ -265,9 +271,11 @@ class SidecarNetwork:
             is_lost = now - self._heard_at.get(node, self._started_at) > PROBE_AFTER_S
             is_due = now - self._probed_at.get(node, -math.inf) > RETRY_S
             is_connecting = node not in self._diallers and node not in self._connections
-            num_probes = list(self._probed_at.values()).count(math.inf)
+            if not is_lost or not is_due or is_connecting:
+                continue
 
-            if is_lost and is_due and not is_connecting and num_probes < MAX_PROBES:
+            num_probes = list(self._probed_at.values()).count(math.inf)
+            if num_probes < MAX_PROBES:
                 self._probed_at[node] = math.inf
                 self._run(self._probe(peer))
 
