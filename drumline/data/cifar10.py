@@ -118,9 +118,9 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
     `labels`."""
     name = ""
     pixels = ""
+    labels: list[int] = []
     is_fortran = False
 
-    labels: list[int] = []
     try:
         program = pickletools.genops(read_regular(path, most=MAX_BYTES, follow_links=True))
         argument: Any

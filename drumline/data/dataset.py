@@ -278,7 +278,6 @@ def restored_generators() -> Iterator[None]:
     """Restores the global generators of torch, numpy and `random` afterwards."""
     torch_state = torch.default_generator.get_state()
     python_state = random.getstate()
-
     numpy_state = np.random.get_state()
     try:
         yield

@@ -470,7 +470,6 @@ class IndexedEvaluationLoader(EvaluationLoader):
     def numbered(self, *, padded: bool = False) -> Iterator[EvaluationBatch]:
         size = self._sharding.batch_size
         requests: list[BatchRequest] = []
-
         expected: list[tuple[int, int]] = []
         for number in self._numbers:
             low = number * size

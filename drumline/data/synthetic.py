@@ -61,17 +61,20 @@ class SyntheticImages(ImageDataset):
     def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> LabelledImages:
         # A sample is the same in every epoch; only augmentation uses the draws of the epoch.
         draws = Draws(self._seed, self._part, indices)
-        labels = (draws.uniform(1, stream=_LABELS)[:, 0] * self.num_classes).astype(np.int64)
+        chances = draws.uniform(1, stream=_LABELS)[:, 0]
+        labels = (chances * self.num_classes).astype(np.int64)
+
         images = self._patterns[labels]
         noise = _random_bytes(draws, images[0].size, stream=_NOISE).reshape(images.shape)
         images += noise >> _HALF
-
         return LabelledImages(torch.from_numpy(images), torch.from_numpy(labels))
 
 
 def _random_bytes(draws: Draws, count: int, *, stream: int) -> NDArray[np.uint8]:
-    bits = draws.bits(-(-count // 8), stream=stream).astype("<u8", copy=False)
-    return bits.view(np.uint8)[:, :count]
+    """So many for each sample."""
+    num_words = -(-count // 8)
+    words = draws.bits(num_words, stream=stream).astype("<u8", copy=False)
+    return words.view(np.uint8)[:, :count]
 
 
 class SyntheticTokens(TwoPartDataset):
@@ -89,7 +92,6 @@ class SyntheticTokens(TwoPartDataset):
         # The n-th token after x is factors[n] * x + terms[n], so that a batch needs no loop over
         # positions.
         factors = [1]
-
         terms = [0]
         for _ in range(context):
             factors.append(5 * factors[-1] % self.vocab_size)
@@ -105,11 +107,11 @@ class SyntheticTokens(TwoPartDataset):
         draws = Draws(self._seed, self._part, indices)
         first = (draws.uniform(1, stream=_STARTS) * self.vocab_size).astype(np.int64)
         rows = (first * self._factors + self._terms) % self.vocab_size
-        chance = draws.uniform(self._context + 1, stream=_NOISE) * 10
 
-        return torch.from_numpy(
-            np.where(chance < 1, (chance * self.vocab_size).astype(np.int64), rows)
-        )
+        # One in ten: among those, the chance is the random token, too.
+        chances = draws.uniform(self._context + 1, stream=_NOISE) * 10
+        random_tokens = (chances * self.vocab_size).astype(np.int64)
+        return torch.from_numpy(np.where(chances < 1, random_tokens, rows))
 
     def finish(self, rows: Tensor, choices: None) -> tuple[Tensor, Tensor]:
         return inputs_and_targets(rows)

@@ -221,31 +221,15 @@ def _map_npy(path: Path) -> NDArray[Any]:
 def _vocabulary(values: NDArray[Any], path: Path) -> tuple[int, bool]:
     """How many different tokens there are, and whether a meta.json beside the file states it as
     `vocab_size`."""
-    meta = path.with_name("meta.json")
-
-    if meta.is_file():
-        try:
-            stated = parse_json(read_regular(meta, follow_links=True)).get("vocab_size")
-        except (OSError, ValueError, AttributeError) as error:
-            raise DataError(
-                f"{meta} cannot be read as a JSON object ({error})",
-                next_step="correct or remove it",
-            ) from error
-
-        if type(stated) is int and 0 < stated <= _MAX_VOCABULARY:
-            return stated, True
-        if stated is not None:
-            raise DataError(
-                f"{meta}: vocab_size is {stated!r}, expected a positive integer up to {_MAX_VOCABULARY}",
-                next_step="correct it",
-            )
+    stated = _stated_vocabulary(path.with_name("meta.json"))
+    if stated is not None:
+        return stated, True
 
     # Reads the whole file once on each rank: about a second per gigabyte, if the disk is as fast.
     highest = -1
     for start in range(0, len(values), _SCAN_CHUNK):
         piece = values[start : start + _SCAN_CHUNK]
         highest = max(highest, int(piece.max()))
-
         lowest = int(piece.min())
         if lowest < 0:
             raise DataError(
@@ -254,3 +238,25 @@ def _vocabulary(values: NDArray[Any], path: Path) -> tuple[int, bool]:
             )
 
     return highest + 1, False
+
+
+def _stated_vocabulary(meta: Path) -> int | None:
+    """The `vocab_size` in that file; None: there is no file, or it does not have one."""
+    if not meta.is_file():
+        return None
+
+    try:
+        stated = parse_json(read_regular(meta, follow_links=True)).get("vocab_size")
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{meta} cannot be read as a JSON object ({error})",
+            next_step="correct or remove it",
+        ) from error
+
+    if stated is None or (type(stated) is int and 0 < stated <= _MAX_VOCABULARY):
+        return stated
+
+    raise DataError(
+        f"{meta}: vocab_size is {stated!r}, expected a positive integer up to {_MAX_VOCABULARY}",
+        next_step="correct it",
+    )

@@ -29,6 +29,7 @@ from drumline.rank.rendezvous.live_nodes import JOIN_S, LiveNodes
 from drumline.rank.rendezvous.rank_rendezvous import Rendezvous, StartOptions, join_rendezvous
 from drumline.rank.rendezvous.rank_store import open_store
 from drumline.rank.rendezvous.reachability import check_reachability
+from drumline.rank.sealed_store import SealedStore
 from drumline.rank.torch_internals import process_groups, set_group_timeout
 
 QUIET_S = 0.02
@@ -65,17 +66,12 @@ def join_group(
     `live`: the nodes, where those that are left continue without a lost one; then raises Redirected
     if they train already.
     """
-    if live is None:
-        store = open_store(topology, timeout_s=options.timeout_s)
-    else:
+    if live is not None:
         live.facts = options.facts
         if live.latest.members:
             options = replace(options, timeout_s=JOIN_S)
 
-        store = open_store(topology, timeout_s=options.timeout_s, check=live.check_finished)
-        if live.latest.members:
-            store = store.under(f"group-{live.latest.generation}")
-
+    store = _store_of(topology, options, live)
     is_nccl = backend == "nccl"
     try:
         rendezvous = join_rendezvous(
@@ -110,6 +106,17 @@ def join_group(
         live.begin(rendezvous)
 
     return rendezvous
+
+
+def _store_of(topology: Topology, options: StartOptions, live: LiveNodes | None) -> SealedStore:
+    """The store in which this group joins; each of several has a part of it."""
+    if live is None:
+        return open_store(topology, timeout_s=options.timeout_s)
+
+    store = open_store(topology, timeout_s=options.timeout_s, check=live.check_finished)
+    if live.latest.members:
+        return store.under(f"group-{live.latest.generation}")
+    return store
 
 
 def make_group(ranks: Sequence[int], *, timeout_s: float) -> dist.ProcessGroup | None:
@@ -147,21 +154,10 @@ def leave_group(*, broken: bool = False) -> bool:
     # gloo's destructor waits for its threads, and may hold the GIL. A thread that has just finished
     # a collective needs the GIL to release a tensor: a deadlock (seen with torch 2.13). So the
     # objects are kept; where groups break and the process continues, until the next one is left,
-    # when nothing happens in them any more. They are released in a thread: each is 3 threads and 5
-    # descriptors. Models that refer to themselves hold them, too.
+    # when nothing happens in them any more.
     time.sleep(QUIET_S)
     if broken and _left_groups:
-        earlier_groups = list(_left_groups)
-        _left_groups.clear()
-        releasing = threading.Thread(
-            target=_release,
-            args=(earlier_groups,),
-            name="drumline-release",
-            daemon=True,
-        )
-
-        releasing.start()
-        releasing.join(RELEASE_S)
+        _release_left_groups()
 
     _left_groups.extend(groups)
     for error in errors:
@@ -172,9 +168,19 @@ def leave_group(*, broken: bool = False) -> bool:
     return not destroying.is_alive()
 
 
-def _release(groups: list[dist.ProcessGroup]) -> None:
-    gc.collect()
-    groups.clear()
+def _release_left_groups() -> None:
+    """In a thread: each is 3 threads and 5 descriptors. Models that refer to themselves hold them,
+    too."""
+    groups = list(_left_groups)
+    _left_groups.clear()
+
+    def release() -> None:
+        gc.collect()
+        groups.clear()
+
+    releasing = threading.Thread(target=release, name="drumline-release", daemon=True)
+    releasing.start()
+    releasing.join(RELEASE_S)
 
 
 # The exit of the process

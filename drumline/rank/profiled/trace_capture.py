@@ -223,7 +223,7 @@ class TraceCapture:
         for path in (trace_path(self._folder, self._rank), facts_path(self._folder, self._rank)):
             version = file_version(path) if self._is_written else None
             files = gather_json((path.name, version))
-            is_here = [file_version(self._folder / name) == version for name, version in files]
+            is_here = [file_version(self._folder / name) == expected for name, expected in files]
             is_seen = gather_json(is_here)[0]
 
             is_sent = self._is_written and not is_seen[self._rank]
@@ -413,10 +413,7 @@ class TraceCapture:
         models = [part for part in self.modules if isinstance(part, DistributedDataParallel)]
         data = ddp_data(models[0]) if models else {}
         num_steps = self._number - self._steps.start
-
-        loading_cores = None
-        if self._loading_s:
-            loading_cores = self._loading_cpu_s / self._loading_s
+        loading_cores = self._loading_cpu_s / self._loading_s if self._loading_s else None
 
         slow_modes_s = None
         if self._with_modes_s is not None and self._unprofiled_s is not None:
@@ -465,6 +462,7 @@ class TraceCapture:
         )
 
     def _has_sync_batchnorm(self) -> bool:
+        """Whether a model waits for the other ranks within a forward pass."""
         layers = (part for module in self.modules for part in module.modules())
         return any(isinstance(layer, torch.nn.SyncBatchNorm) for layer in layers)
 

@@ -293,6 +293,7 @@ class NextGroup:
                     waiting.remove(peer)
                 if state == "silent":
                     silent.append(peer)
+
             time.sleep(POLL_S)
 
         self._check_majority(arrived, silent)

@@ -111,23 +111,18 @@ class _ReachabilityCheck:
         """Listen on this host, and publish where; None where the backend has no network to use."""
         topology = self.topology
         environment = self.options.environment
-        service = self.options.service
         networks = interfaces()
-        choose_interface = nccl_interface if self.backend == "nccl" else gloo_interface
-        chosen = choose_interface(networks, environment)
         towards = interface_towards(networks, topology.master_addr)
-        served = outcome(
-            lambda: service.listen(self.rendezvous) if service else {}, host=topology.host
-        )
-
         fact: dict[str, Any] = {
             "host": topology.host,
             "named": environment.get(VARIABLES.get(self.backend, "")),
             "source": towards and towards.address,
             "networks": [interface.name for interface in networks],
-            "service": served,
+            "service": outcome(self._start_service, host=topology.host),
         }
 
+        choose_interface = nccl_interface if self.backend == "nccl" else gloo_interface
+        chosen = choose_interface(networks, environment)
         listener = None
 
         # An address may just be removed; the others must know of it all the same.
@@ -146,6 +141,11 @@ class _ReachabilityCheck:
         self.rendezvous.store.set(f"listener/{topology.rank}", json.dumps(fact))
         return listener
 
+    def _start_service(self) -> Mapping[str, Any]:
+        """What the others need to know of what else runs on this node."""
+        service = self.options.service
+        return service.listen(self.rendezvous) if service else {}
+
     def probe_others(self) -> None:
         """Publish which hosts this one cannot reach, and which of its networks works."""
         facts = self._read("listener")
@@ -154,9 +154,10 @@ class _ReachabilityCheck:
 
         # The network that leads to the store is one that works; on the store's own host, the one
         # that leads back.
-        sources = [self.topology.master_addr, *(fact["source"] for fact in peers if fact["source"])]
-        leading = (interface_towards(interfaces(), source) for source in sources)
+        sources = [self.topology.master_addr, *(fact["source"] for fact in peers)]
+        leading = (interface_towards(interfaces(), source) for source in filter(None, sources))
         working = next(filter(None, leading), None)
+
         result = {"failed": failed, "working": working and working.name}
         self.rendezvous.store.set(f"probed/{self.topology.rank}", json.dumps(result))
 
@@ -253,10 +254,11 @@ def _line(path: ClosedPath, who: str) -> str:
     where = f"{target.address} ({target.interface})" if target.interface else target.address
 
     if path.is_wrong_network:
-        hint = f"; {path.working} is the one that leads to the other hosts" if path.working else ""
+        if path.working:
+            why += f"; {path.working} is the one that leads to the other hosts"
         return (
             f"{target.host} takes data on the wrong network, {where}, where {who} cannot reach it: port {target.port}: "
-            f"{why}{hint}"
+            f"{why}"
         )
 
     return f"{who} cannot reach {target.host}'s data port {target.port} at {where}: {why}"
