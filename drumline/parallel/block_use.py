@@ -67,6 +67,7 @@ class BlockUse:
         self._is_learned = True
 
     def begin_pass(self) -> None:
+        """A forward pass begins."""
         self._called.position = 0
         self._reduced.position = 0
 
@@ -133,12 +134,15 @@ class BlockUse:
         )
 
     def _left_out(self, name: str) -> UnusedParametersError:
+        """The error about a pass that does not call this block."""
         return self._changed(f"does not call {_block_text(name)}, which it called")
 
 
 class FirstCalls:
-    """The order in which blocks are first called in a pass; they may be called again at any
-    time."""
+    """The order in which blocks are first called in a pass; they may be called again at any time.
+
+    With blocks a, b and c, first called in this order, a later pass may call a, b, a, c; but not a,
+    c, where b is left out."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -150,6 +154,7 @@ class FirstCalls:
         return name in self._places
 
     def add(self, name: str) -> None:
+        """A block is called in the first pass."""
         self._places.setdefault(name, len(self._places))
 
     def visit(self, name: str) -> bool:
@@ -161,6 +166,7 @@ class FirstCalls:
         return place < self.position
 
     def next_name(self) -> str | None:
+        """The block that is to be called next for the first time in this pass; None: all were."""
         return next((name for name in self._places if self._places[name] == self.position), None)
 
 
@@ -170,6 +176,7 @@ class CheckedReduceScatter:
 
     use: BlockUse
     name: str
+    """Of the module."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -213,6 +220,7 @@ def _unused(names: list[str]) -> UnusedParametersError:
 
 
 def _block_text(name: str) -> str:
+    """For a message: `the block layers.0`, or `the model`."""
     return f"the block {name}" if name else THE_MODEL
 
 

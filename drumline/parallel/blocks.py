@@ -90,6 +90,8 @@ class _Candidate:
         """The elements of each parameter, by its id."""
 
         self.size = sum(self.sizes.values())
+        """Of all parameters together."""
+
         first = next(iter(modules.values()))
         is_of_torch = type(first).__module__.startswith("torch.")
         self.is_layer = is_of_torch and next(first.children(), None) is None
@@ -161,7 +163,8 @@ def _candidates(model: nn.Module) -> list[_Candidate]:
         if kind is nn.Sequential:
             if id(module) not in listed:
                 continue
-            kind = name.rpartition(".")[0]
+
+            kind = name.rpartition(".")[0]  # the list that it is in
 
         kinds[kind][name] = module
 

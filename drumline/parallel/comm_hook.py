@@ -150,8 +150,10 @@ class PowerSGD:
         yield "q", self._torch_state.q_memory_dict
 
     def state_dict(self) -> dict[int, Any]:
-        """The state of this rank, sharing memory with it. Empty before the first compressed
-        step."""
+        """The state of this rank, sharing memory with it. Empty before the first compressed step.
+
+        {0: {"parameters": ["fc.weight", "fc.bias"], "columns": 1, "error": ..., "p": ..., "q": ...}, ...}
+        """
         columns = self._torch_state.matrix_approximation_rank
         return {
             index: {

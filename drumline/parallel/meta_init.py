@@ -40,6 +40,8 @@ class ModuleInit:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._done: set[int] = set()
+        """The `id` of each module that was initialized."""
+
         self._made: dict[nn.Parameter, nn.Parameter] = {}
         """By the parameter without memory: the one with memory."""
 
@@ -96,12 +98,22 @@ def _unset_like(old: Tensor) -> Tensor:
     """Memory on the CPU for this tensor, in which `_is_unset` finds what was never written: filled
     with NaN, or with an integer that hardly any model has."""
     new = torch.empty_like(old, device="cpu", requires_grad=False)
-    if new.is_floating_point() or new.is_complex():
+    if _may_be_nan(new):
         return new.fill_(math.nan)
 
-    bits = new.view(_BITS[new.element_size()])
+    bits = _as_integers(new)
     bits.fill_(_unset_bits(bits))
     return new
+
+
+def _may_be_nan(tensor: Tensor) -> bool:
+    """Whether its type has a NaN; the others are integers and bools."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    """The same memory as integers: a bool has no largest value."""
+    return tensor.view(_BITS[tensor.element_size()])
 
 
 def _unset_bits(bits: Tensor) -> int:
@@ -112,12 +124,12 @@ def _unset_bits(bits: Tensor) -> int:
 def _is_unset(tensor: Tensor) -> bool:
     """Whether some of it was not written; of integers of 8 bits, which may have any value, whether
     nothing was: one of them may be 165 by chance."""
-    if tensor.is_floating_point() or tensor.is_complex():
+    if _may_be_nan(tensor):
         if tensor.element_size() == 1:  # fp8, which has no isnan
             tensor = tensor.float()
         return bool(tensor.isnan().any())
 
-    bits = tensor.view(_BITS[tensor.element_size()])
+    bits = _as_integers(tensor)
     unset = bits == _unset_bits(bits)
     if tensor.dtype in (torch.int8, torch.uint8):
         return tensor.numel() > 0 and bool(unset.all())

@@ -46,12 +46,19 @@ class SyncPlan:
     """The steps between two rounds of a part."""
 
     parts: int = 1
+    """In how many parts the model is sent."""
+
     overlap: int = 0
     """For how many steps training continues while a part is sent."""
 
     lr: float = 1.0
+    """Of the outer optimizer."""
+
     momentum: float = 0.0
+    """Of the outer optimizer, Nesterov's; 0: none."""
+
     wire: Wire = "fp32"
+    """In which type a part is sent."""
 
     def is_due(self, part: int, step: int) -> bool:
         """Whether a round of this part begins after this step. The last part's is after every H
@@ -123,9 +130,7 @@ class SyncedPart:
         if self.began_at == step:
             self.use(self.shared)
         else:
-            correction = self.by_name(self.shared - self.begun).values()
-            pairs = zip(correction, self._tensors, strict=True)
-            add_to_each(self._tensors, [view.to(tensor.dtype) for view, tensor in pairs])
+            self._add(self.shared - self.begun)
 
         self.finished_at = self.began_at or 0
         self.began_at = None
@@ -138,6 +143,11 @@ class SyncedPart:
             gradient = gradient.add(self.momentum, alpha=self._plan.momentum)
 
         self.shared.sub_(gradient, alpha=self._plan.lr)
+
+    def _add(self, difference: Tensor) -> None:
+        """Add a vector to the own weights."""
+        pairs = zip(self.by_name(difference).values(), self._tensors, strict=True)
+        add_to_each(self._tensors, [view.to(tensor.dtype) for view, tensor in pairs])
 
     def use(self, weights: Tensor) -> None:
         """The own weights become these, which are one vector, in the types of the parameters."""
@@ -192,7 +202,10 @@ class SyncedPart:
 
 class OuterSync:
     """Synchronizes a model with its replicas, in rounds. `after_step` is called after each step, on
-    every rank."""
+    every rank.
+
+    The model has this replica's own weights, but in `shared_weights` those of all. `state_dict` has
+    what the replica has to itself, `outer_state` what all share beside the weights."""
 
     def __init__(
         self,
@@ -227,34 +240,32 @@ class OuterSync:
         """Collective: begin and end the rounds that are due after this step; after the last one all
         parts have one, which ends at once."""
         self.is_shared = False
-        overlap = self.plan.overlap
-        for part in self._parts:
-            if part.began_at is None:
-                continue
-
-            num_steps = step - part.began_at
-            if is_last or num_steps == overlap:
-                self._finish(part, step)
-            elif 2 * num_steps >= overlap:
-                part.advance()
+        self._continue_rounds(step, is_last=is_last)
 
         # A part may still be on its way after a resume with another H: its next round then begins
         # later.
         due = [
             number
             for number, part in enumerate(self._parts)
-            if part.began_at is None and self._is_due(number, step, is_last=is_last)
+            if part.began_at is None and (is_last or self.plan.is_due(number, step))
         ]
-
         self.repeat(due, step, weight=self.groups.weight, is_last=is_last)
 
-        if is_last or not overlap:
+        if is_last or not self.plan.overlap:
             has_all_buffers = self._sends_buffers or not self._buffers
             self.is_shared = has_all_buffers and len(due) == len(self._parts)
 
-    def _is_due(self, part: int, step: int, *, is_last: bool) -> bool:
-        """Whether a round of this part begins after this step, unless one is in progress."""
-        return is_last or self.plan.is_due(part, step)
+    def _continue_rounds(self, step: int, *, is_last: bool) -> None:
+        """Collective: the rounds that began after an earlier step."""
+        for part in self._parts:
+            if part.began_at is None:
+                continue
+
+            num_steps = step - part.began_at
+            if is_last or num_steps == self.plan.overlap:
+                self._finish(part, step)
+            elif 2 * num_steps >= self.plan.overlap:
+                part.advance()
 
     def _finish(self, part: SyncedPart, step: int) -> None:
         """Collective: end the round of a part. The buffers are sent first: a node may be lost
@@ -279,6 +290,7 @@ class OuterSync:
         with torch.no_grad():
             own_weights = [part.own() for part in self._parts]
             buffers = self._buffers.keep()
+
             for part in self._parts:
                 part.use(part.shared)
 
@@ -322,8 +334,9 @@ class OuterSync:
         """The parts whose round after this step, or an earlier one, has not ended."""
         numbers = []
         for number, part in enumerate(self._parts):
-            is_missing = part.finished_at < step and self._is_due(number, step, is_last=is_last)
-            if part.began_at is not None or is_missing:
+            is_due = is_last or self.plan.is_due(number, step)
+            has_not_begun = is_due and part.finished_at < step
+            if part.began_at is not None or has_not_begun:
                 numbers.append(number)
 
         return numbers

@@ -39,7 +39,8 @@ def recomputed(block: nn.Module, hidden: Tensor, *, draws_random: bool) -> Tenso
 
 
 def is_recomputed(policy: bool | str, number: int) -> bool:
-    """Whether block `number` of a model is, by `model.activation_checkpointing`."""
+    """Whether block `number` of a model is, by `model.activation_checkpointing`: True for all,
+    `every:2` for each second one, from the first on."""
     if isinstance(policy, str):
         return number % int(policy.rpartition(":")[2]) == 0
     return policy

@@ -94,10 +94,9 @@ def encode(rows: Tensor, wire: Wire) -> Tensor:
 
         fp32: 4 bytes a value    bf16: 2 bytes a value    int8: 1 + 4 / 256 bytes a value
     """
-    if wire == "fp32":
-        return rows.contiguous().view(torch.uint8)
-    if wire == "bf16":
-        return rows.to(torch.bfloat16).contiguous().view(torch.uint8)
+    if wire != "int8":
+        sent = rows if wire == "fp32" else rows.to(torch.bfloat16)
+        return sent.contiguous().view(torch.uint8)
 
     blocks = rows.float().view(len(rows), -1, BLOCK)
     scales = blocks.abs().amax(2, keepdim=True) / _LEVELS
@@ -158,10 +157,13 @@ class DeltaSum:
             self._errors["slice_error"] = like.new_zeros(1, self._length)
 
         self._work: Any = None
+        """What is on its way; None: nothing."""
+
         self._is_second_half = False
         self._sent = like.new_empty(0)
         self._received = self._sent
         self._result: Tensor | None = None
+        """The sum, between `settle` and `take`."""
 
     def start(self, values: Tensor) -> None:
         """Collective: begin the first half. Each slice goes to the replica that owns it."""

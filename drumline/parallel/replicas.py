@@ -32,9 +32,15 @@ class ReplicaComparison:
     model: nn.Module
     optimizer: Optimizer
     host: str
+    """Of this rank."""
+
     device: torch.device
     on_difference: Literal["stop", "broadcast"] = "stop"
+    """Whether to raise, or to continue with the tensors of the majority."""
+
     include_buffers: bool = True
+    """Not if each rank has its own (`--no-dist.broadcast_buffers`)."""
+
     tensors: Callable[[], dict[str, Tensor]] | None = None
     """What is compared in place of these."""
 

@@ -47,7 +47,9 @@ class _Flat:
 
         # In the parameter's memory order (channels_last, for example): fused optimizers use memory
         # order, not indices.
-        self.views = []
+        self.views: list[Tensor] = []
+        """The gradient of each parameter."""
+
         for piece, parameter in zip(pieces, parameters, strict=True):
             strides = torch.empty_like(parameter, device="meta").stride()
             self.views.append(piece.as_strided(parameter.shape, strides))
@@ -174,7 +176,8 @@ class ShardSum:
         bucket_bytes: int,
         find_unused: bool = False,
     ) -> None:
-        """`shards_by_rank`: the shards of each rank, given the number of shards."""
+        """`shards_by_rank`: the shards of each rank, given the number of shards. `bucket_bytes`: so
+        many are sent together. `find_unused`: a shard may leave out parameters."""
 
         def nodes_by_rank(num_shards: int) -> list[list[TreeNode]]:
             """The sums that each rank sends."""
@@ -192,7 +195,6 @@ class ShardSum:
         """The parameters that got a gradient in this shard; below, in any of this rank's shards."""
 
         self._ever_used: set[Tensor] = set()
-
         groups = _grouped(self._names, bucket_bytes)
         self._buckets = [_Bucket(group, world_size) for group in groups]
         self._num_sent = 0
@@ -285,8 +287,8 @@ class ShardSum:
     def _drop_unused(self) -> None:
         """A parameter that no shard used has no gradient instead of zeros: the optimizer must not
         update it."""
-        device = self._buckets[0].parameters[0].device
         is_used = [parameter in self._ever_used for parameter in self._names]
+        device = self._buckets[0].parameters[0].device
         used = torch.tensor(is_used, dtype=torch.uint8, device=device)
 
         if self._world_size > 1:

@@ -45,7 +45,10 @@ class ShardingPlan:
     """Shards and optimizer state are in the host's memory."""
 
     finds_unused: bool = False
+    """Whether a batch may leave out parameters."""
+
     timeout_s: float = 600.0
+    """Of the collectives of its groups."""
 
 
 class ShardedModel(Applied):
@@ -66,7 +69,6 @@ class ShardedModel(Applied):
         sharded = {
             name: module for name, module in model.named_modules() if is_sharded_block(module)
         }
-
         self.use = BlockUse(sharded, mode=plan.mode, finds_unused=plan.finds_unused)
 
         # A forward pass without a backward pass would leave parameters gathered, and the optimizer
@@ -93,7 +95,8 @@ class ShardedModel(Applied):
         return self.mesh.get_group("replicate") if self.plan.mode == "hsdp" else None
 
     def replica_ranks(self) -> list[list[int]]:
-        """All ranks, by the shard that they hold."""
+        """All ranks, by the shard that they hold: [[0, 4], [1, 5], [2, 6], [3, 7]] of two replicas
+        on 4 ranks each."""
         columns: list[list[int]] = self.mesh.mesh.reshape(-1, self.plan.num_shards).T.tolist()
         return columns
 
@@ -129,14 +132,16 @@ class ShardedModel(Applied):
     def clip_grad_norm_(self, parameters: Iterable[Tensor], most: float) -> Tensor:
         """Collective: scale the gradients so that their norm over all shards is at most this;
         returns the norm."""
-        gradients = (parameter.grad for parameter in parameters)
-        parts = own_parts(gradient for gradient in gradients if gradient is not None)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        parts = own_parts(gradients)
+
         square = torch.zeros((), dtype=torch.float64, device=self.device)
         if parts:
             square += torch.stack(norm_of_each(parts)).double().square().sum()
 
         dist.all_reduce(square, group=self.mesh.get_group("shard"))
         norm = square.sqrt()
+
         if parts:
             scale = (most / (norm + 1e-6)).clamp(max=1.0)
             scale_each(parts, scale.to(parts[0]))

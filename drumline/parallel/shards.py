@@ -42,7 +42,8 @@ def own_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def split_rows(length: int, index: int, count: int) -> Rows:
-    """The rows of shard `index` of `count`."""
+    """The rows of shard `index` of `count`: 7 rows on 3 ranks are [0, 3), [3, 6) and [6, 7), 4 rows
+    [0, 2), [2, 4) and none."""
     size = -(-length // count)
     start = min(index * size, length)
     return Rows(start, min(start + size, length))
@@ -84,6 +85,6 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def sharded_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """By name; a parameter with several names has all of them."""
+    """By name, as shards; a parameter with several names has all of them."""
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter for name, parameter in named if is_shard(parameter)}

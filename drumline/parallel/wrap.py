@@ -232,6 +232,7 @@ class LiveBuffers:
         now = self.now()
         if memory is None or [copy.shape for copy in memory] != [buffer.shape for buffer in now]:
             memory = [torch.empty_like(buffer) for buffer in now]
+
         _copy_all(memory, now)
         return memory
 

@@ -124,8 +124,7 @@ def _print_once(
         _append(log_file, shown("".join(traceback.format_exception(error))))
 
     if first is None:
-        error = _explained(error, place, run)
-        write_error(environment, _record_of(error, place))
+        write_error(environment, _record_of(_explained(error, place, run), place))
         text = describe_failure(error, place, run=run)
         if not (is_log_shown and _append(log_file, text)):
             show(text, end="", stream=screen())

@@ -59,7 +59,10 @@ class KeptState:
     """What its replica has to itself."""
 
     rng: Tensor
+    """The state of its random numbers."""
+
     left_at: float = field(default_factory=time.monotonic)
+    """On the monotonic clock."""
 
     def release(self) -> None:
         """The group trains: free the tensors. When it ends, its ranks keep what they have then."""

@@ -68,6 +68,8 @@ class LogSums(NamedTuple):
     """What is summed over all ranks for a log line."""
 
     ranks: RankCounts
+    """The counts of all ranks, summed."""
+
     measured: list[float]
     """As `Meter.take` returns it."""
 
@@ -148,7 +150,6 @@ class LogTraining(Periodic):
 
         # Filled on the device: a copy from the host would wait for it, before the time is taken.
         counted = [counts.new_full((1,), number) for number in this_rank]
-
         counted += [job.meter.take(), counts]
 
         began = time.perf_counter()
@@ -156,7 +157,6 @@ class LogTraining(Periodic):
         blocked_s = time.perf_counter() - began
 
         *measured, num_bad, _ = reduced[len(this_rank) :]
-
         if num_bad and not measured[1]:  # all were skipped
             measured = [math.nan, 1.0, *[math.nan] * len(job.meter.names)]
 
@@ -172,7 +172,6 @@ class LogTraining(Periodic):
         waited_s = job.loader.waited_s - self._waited_s
         steps_left = blocked_s * speed.samples_per_s / job.batch.size
         is_slow = waited_s >= MIN_SHARE * lap_s and steps_left <= MAX_STEPS_LEFT
-
         self._waited_s = job.loader.waited_s
 
         if self._is_first_line or not is_slow:

@@ -105,7 +105,6 @@ def open_reporter(
         events = stack.enter_context(closing(EventLog(folder.event_file(ddp.rank))))
 
         sinks: list[Sink] = [events]
-
         if ddp.is_main_process():
             sinks += [plain, make_display(config.log.display, sys.stdout)]
         else:  # the launcher may show its log, too
@@ -334,7 +333,6 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
     notices.report(context.reporter)
 
     next_commands: dict[str, str | None] = {"resume_command": None, "two_node_command": None}
-
     # On several nodes a rank does not know the launcher's command.
     if ddp.world_size == ddp.local_world_size:
         procs = ddp.world_size

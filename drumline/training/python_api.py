@@ -185,7 +185,8 @@ def _apart(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """A table of options (`model.options`) becomes one setting per option."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from ((f"{name}.{option}", entry) for option, entry in value.items())
+            for option, entry in value.items():
+                yield f"{name}.{option}", entry
         else:
             yield name, value
 

@@ -277,10 +277,14 @@ class FoundCheckpoint:
 
     path: Path
     facts: RunFacts
+    """What it recorded of the run."""
+
     progress: Progress
     """The progress of the run when it was saved."""
 
     skipped: list[tuple[str, str]]
+    """Paths and reasons, the newest first."""
+
     non_finite: str | None
     """If no checkpoint is finite: a non-finite tensor of this one."""
 

@@ -86,6 +86,7 @@ class Regrouping:
     """None: a lost node restarts all."""
 
     kept_state: KeptState | None = None
+    """None: this rank was in no group before, or trains in the first."""
 
     @property
     def is_continued(self) -> bool:
@@ -155,7 +156,6 @@ class TrainingRun:
         moved_to = self._claim_folder(has_mirror=has_mirror) if ddp.is_main_process() else None
 
         restored = []
-
         if has_mirror:
             from drumline.training.between_steps.mirroring import restore_from_mirror
 
@@ -244,7 +244,6 @@ class TrainingRun:
         saved = None if self.start is None else self.start.facts
 
         load_weights = None
-
         if saved is None and config.model.init is not None:
             load_weights = partial(
                 load_initial_weights, config.model, ddp=ddp, report=self.reporter.report
@@ -515,7 +514,6 @@ class TrainingRun:
         counts = [loader.waited_s, loader.num_tokens]
         on_device = torch.tensor(counts, dtype=torch.float64, device=self.ddp.device)
         waited_s, tokens = all_sum(on_device).tolist()
-
         context.throughput.end_start(waited_s=waited_s / self.ddp.world_size, tokens=tokens)
 
         if self.ddp.is_main_process():

@@ -227,9 +227,15 @@ class RunRequest:
     """A task, its settings and folder, and the arguments of the command."""
 
     task: str
+    """As the user named it."""
+
     config: Config
     run: Path
+    """The run folder."""
+
     fresh: bool
+    """Whether an earlier run in it is moved aside."""
+
     command: tuple[str, ...]
 
 
@@ -240,8 +246,12 @@ class RunContext:
     request: RunRequest
     job: Job
     progress: Progress
+    """The loop changes it, and so do actions."""
+
     reporter: Reporter
     total_steps: int
+    """Of the whole run, from its first start on."""
+
     hooks: TaskHooks
     throughput: Throughput = field(default_factory=Throughput)
 

@@ -62,7 +62,10 @@ class ScriptRecorder:
         self.modules = DdpModules(topology.rank)
 
         self._num_changes = 1
+        """Of what is recorded here; the modules count their own."""
+
         self._num_written = 0
+        """How many changes were written."""
 
     def record_facts(self) -> None:
         """Once, when the process group exists: by then the script has loaded its modules."""
@@ -212,7 +215,10 @@ class _PendingHashes(NamedTuple):
 
     step: int
     is_ready: Callable[[], bool]
+    """Whether the device is done."""
+
     finish: Callable[[], ModuleHashes]
+    """Their value, once they are ready."""
 
 
 @dataclass
@@ -226,13 +232,23 @@ class _ObservedModule:
     """The same on every rank."""
 
     name: str
+    """Of its class."""
+
     ranks: tuple[int, ...]
+    """Those that have a replica of it."""
+
     trained: weakref.ref[Any]
     """One of its parameters that requires gradients."""
 
     version: int | None = None
+    """Of `trained` at the latest backward pass: torch counts each change."""
+
     was_no_sync: bool = False
+    """Whether that backward pass has reduced nothing."""
+
     num_updates: int = 0
+    """Steps of its optimizer."""
+
     compared: int = 0
     """The latest step that it was hashed at."""
 
@@ -241,6 +257,7 @@ class _ObservedModule:
 
     pending: deque[_PendingHashes] = field(default_factory=deque)
     hashes: dict[int, ModuleHashes] = field(default_factory=dict)
+    """By step; the report has them."""
 
     def next_step(self, version: int, *, is_no_sync: bool) -> int | None:
         """The step to compare at, if this backward pass is the first after it."""

@@ -45,6 +45,7 @@ class _AfterTorch(MetaPathFinder):
 
     loaded: Callable[[], None]
     without: str
+    """What is missing if the call fails."""
 
     def find_spec(
         self,
@@ -157,13 +158,13 @@ class _TorchObserver:
         with contextlib.suppress(Exception):
             self._recorder.modules.begin_backward()
 
-    def _begin_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _begin_optimizer(self, optimizer: Any, *_: Any) -> None:
         """torch calls it before each step of any optimizer."""
         if self._is_observed():
             self._recorder.modules.optimizers.add(optimizer)
             self._enter(OPTIMIZER)
 
-    def _end_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _end_optimizer(self, *_: Any) -> None:
         """torch calls it after each step of any optimizer."""
         if self._is_observed():
             self._enter(Phase.BETWEEN)
@@ -223,8 +224,12 @@ class ScriptProfile:
     what they did."""
 
     steps: str
+    """Which are profiled: `2:4`."""
+
     folder: Path
     ends_script: bool
+    """After the last of them."""
+
     script: str
 
     def __post_init__(self) -> None:
@@ -288,7 +293,6 @@ class ScriptProfile:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
-
         self._capture.optimizers = self._optimizers
 
         # The script may end before the last step that is to be profiled.
@@ -318,13 +322,13 @@ class ScriptProfile:
         if is_main and not is_inner and not self._makes_optimizers:
             self._end_step(None)
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
         """torch calls it before each step of any optimizer."""
         # A step that has raised has no end: its optimizer is replaced by the next one.
         if self._outermost is None or not is_inside_step(sys._getframe(1)):
             self._outermost = id(optimizer)
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
         """torch calls it after each step of any optimizer, unless it raises."""
         if optimizer not in self._optimizers:
             self._add(optimizer)

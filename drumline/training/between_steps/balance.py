@@ -262,7 +262,6 @@ def choose_sizes(
         for rank, size in enumerate(chosen)
         if size < most[rank]
     ]
-
     heapify(queue)
 
     for _ in range(sum(sizes) - sum(chosen)):

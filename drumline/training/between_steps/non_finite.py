@@ -40,6 +40,8 @@ class NonFinite:
         self._is_resumed = context.progress.step > 0
 
         self._is_explained = False
+        """The cause was looked for."""
+
         self._is_state_reported = False
         self._num_skipped = 0
 
@@ -115,7 +117,6 @@ class NonFinite:
         first = self._progress.step - num_since + 1 if num_since else None
 
         ranks: list[Any] = gather_json([num_bad, first])
-
         first_steps = [first for _, first in ranks]
         step = min(first for first in first_steps if first is not None)
 

@@ -505,6 +505,8 @@ class Preempt(Action):
     preemption: Preemption
     saver: Saver
     comparison: Action
+    """Of the replicas: runs before the save."""
+
     non_finite: NonFinite
 
     def start(self, context: RunContext) -> None:

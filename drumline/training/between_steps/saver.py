@@ -398,7 +398,6 @@ class LedgerFile:
         split = msgspec.convert(since["sharding"], Sharding)
 
         ranks = []
-
         for rank in range(split.world_size):
             sharding = replace(split, rank=rank)
             covered = Ledger()

@@ -42,6 +42,8 @@ class ModelFlops:
     """The FLOPs of one forward and backward pass over some samples."""
 
     total: int
+    """FLOPs of a forward and a backward pass of what was counted."""
+
     num_samples: int
     num_tokens: int | None
     arithmetic: str
@@ -164,8 +166,13 @@ class Speed:
     tokens_per_s: float | None
     tflop_per_s: float | None
     mfu: float | None
+    """Model FLOPs utilization: the part of the devices' peak; None: unknown."""
+
     data_share: float
+    """The part of the time that ranks waited for data."""
+
     communication_share: float | None
+    """The part of the time that ranks waited for each other; None: not measured."""
 
 
 class DdpStepTimes(NamedTuple):
@@ -205,7 +212,6 @@ class _Interval(NamedTuple):
             return part
 
         measured_s = part.seconds - part.waited_s
-
         # The measured step may have taken much longer than the others: its parts are fractions of
         # its own time.
         step_s = max(measured_s / part.steps, measured.exposed_s + measured.computing_s)
@@ -299,9 +305,7 @@ class Throughput:
         self._last = self._so_far(tokens, waited_s)
         has_steps = begin.steps < self.num_steps
         lap = self._last.since(begin if has_steps else _Interval(), measured)
-
         self.lap_s = lap.seconds
-
         self._whole = self._whole.plus(lap)
         if has_steps and not has_compiled:
             self._steady = self._steady.plus(lap)

@@ -76,7 +76,11 @@ class Progress:
     """How far a run is. Only the loop and its actions change it."""
 
     step: int = 0
+    """Steps that are done."""
+
     cursor: Cursor = field(default_factory=Cursor)
+    """Where in the data the next step begins."""
+
     saved_step: int | None = None
     """The step of the newest checkpoint that this start has begun to write, or None."""
 
@@ -109,7 +113,11 @@ class GlobalBatch:
     """Samples over all ranks."""
 
     accumulate: int
+    """Micro-batches of a rank in a step."""
+
     micro_batch_size: int | None
+    """The most samples that a rank computes at once; None: as `accumulate` splits them."""
+
     initial_world_size: int
     """The number of ranks when the run began; the rate may be scaled by it."""
 

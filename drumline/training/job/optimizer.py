@@ -61,8 +61,8 @@ def make_optimizer(
         raise UsageError(f"{type(model).__name__} has no trainable parameter")
 
     options = {name: _parsed(value) for name, value in optim.options.items()}
-    for name in GIVEN_ELSEWHERE:
-        if name in options:
+    for name in options:
+        if name in GIVEN_ELSEWHERE:
             raise UsageError(
                 f"--optim.options.{name} is not an option", next_step=f"give it as --optim.{name}"
             )
@@ -248,8 +248,7 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
         )
 
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    if held - names.keys():
+    if held - set(map(id, model.parameters())):
         raise UsageError(
             f"{maker} holds a parameter that the model does not have",
             next_step="build it from the model that is given, not from self.model(), which makes another one",
@@ -380,6 +379,7 @@ class LearningRates:
         """How many different peaks the groups have."""
 
         self._highest_group = self._peaks.index(self.peak)
+        """Whose rate is logged."""
 
     def highest(self) -> float:
         """The rate of the latest step, of the group whose peak is the highest. Waits for a rate on
@@ -494,7 +494,6 @@ class FiniteSteps:
         decides = on_nan != "warn" and scaler is None
         self._is_sharded = is_sharded
         self._agrees = decides and is_sharded
-
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
         # An optimizer on the host would have to wait for the number, which is on the device.

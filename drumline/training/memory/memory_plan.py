@@ -68,6 +68,8 @@ class RankMemory:
     mode: str
     world_size: int
     micro_batch_size: int
+    """Of the largest one."""
+
     parameters: int
     gradients: int
     optimizer: int
@@ -194,6 +196,7 @@ class _MicroBatch(NamedTuple):
     data: Any
     size: int
     accumulates: bool
+    """Whether a step has several."""
 
 
 class _Setup(NamedTuple):
@@ -202,6 +205,8 @@ class _Setup(NamedTuple):
     mode: str
     world_size: int
     num_shards: int
+    """Ranks that hold one model together."""
+
     dist: DistConfig
     micro: _MicroBatch
 

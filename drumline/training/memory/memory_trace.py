@@ -86,6 +86,7 @@ class TracedParameter:
 
     is_trained: bool
     in_block: int | None
+    """The number of its block; None: it is in none."""
 
     def part(self, num_bytes: int, num_shards: int) -> int:
         """The largest shard of a tensor of its shape, in bytes: whole rows, so that of 10 rows on 4
@@ -107,7 +108,10 @@ class StepMemory:
     """The size of a gathered parameter, relative to its own type."""
 
     batch_bytes: int
+    """The micro-batch on the device."""
+
     moments: tuple[MemoryMoment, ...]
+    """In the order of the step; the last is the optimizer's."""
 
 
 class FakeJob:
@@ -310,7 +314,10 @@ class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
         self.live = 0
         self._gradients = 0
         self._sizes: dict[int, int] = {}
+        """Of each storage that is in use, by its address in torch."""
+
         self._gradient_sizes: dict[int, int] = {}
+        """The same of complete gradients."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         storages_before = {storage._cdata for storage in _storages((args, kwargs))}
@@ -401,7 +408,6 @@ def _as_on_gpu() -> Iterator[None]:
     changed: dict[str, Any] = {"scaled_dot_product_attention": _attention, "dropout": _dropout}
     changed |= {name: _in_fp32(getattr(functional, name)) for name in IN_FP32}
     originals = {name: getattr(functional, name) for name in changed}
-
     vars(functional).update(changed)
 
     try:

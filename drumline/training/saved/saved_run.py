@@ -70,6 +70,7 @@ class SavedRun:
 
     task: type[Task]
     config: Config
+    """The settings of the run, and those that override them."""
 
     @property
     def step(self) -> int:

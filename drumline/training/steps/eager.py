@@ -48,7 +48,11 @@ class LossParts(NamedTuple):
     """A `Loss` as a plain tuple of tensors, for DDP and torch.compile."""
 
     total: Tensor
+    """The sum over the micro-batch."""
+
     weight: Tensor | float | None
+    """What the sum is divided by over the global batch; None: the number of samples."""
+
     metrics: dict[str, Tensor]
 
 
