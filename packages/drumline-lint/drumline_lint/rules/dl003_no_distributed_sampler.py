@@ -60,15 +60,14 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         model(batch).sum().backward()
     """
     for loader in program.calls(source, LOADER):
-        loops = training_loops(program).get(loader, [])
-        if not loops or not _gives_all(program, loader):
+        dataset = given(loader, "dataset")
+        loops = training_loops(program).get(loader)
+        if dataset is None or not loops:
             continue
-        if not _is_for_all(program, loader, loops):
+        if not _gives_all(program, loader, dataset) or not _is_for_all(program, loader, loops):
             continue
 
-        dataset = given(loader, "dataset")
-        name = "the dataset" if dataset is None else source.code(dataset)
-        message = f"every rank trains on all of {name}: no sampler splits it"
+        message = f"every rank trains on all of {source.code(dataset)}: no sampler splits it"
         yield RULE.at(source, loader, message, severity=_severity(program, source, loader))
 
 
@@ -90,7 +89,7 @@ def _severity(program: Program, source: Source, loader: ast.Call) -> Severity | 
 # What the loader is given.
 
 
-def _gives_all(program: Program, loader: ast.Call) -> bool:
+def _gives_all(program: Program, loader: ast.Call, dataset: ast.expr) -> bool:
     """Whether nothing in the call, nor in the dataset, has to do with ranks.
 
     `DataLoader(data, shuffle=True)` does; `DataLoader(Shard(path, rank))` does not, nor does a
@@ -100,7 +99,6 @@ def _gives_all(program: Program, loader: ast.Call) -> bool:
     if has_unknown_arguments(loader) or not all(_is_plain(program, part) for part in samplers):
         return False
 
-    dataset = given(loader, "dataset")
     # shuffle=True is refused for a dataset that can only be iterated over
     is_ordered = any(samplers) or _is_shuffled(program, loader)
     if not is_ordered and not _is_indexed(program, dataset) and not _is_stream(program, dataset):
@@ -154,7 +152,7 @@ def _makes_plain(program: Program, origin: ast.expr) -> bool:
 # The dataset.
 
 
-def _classes(program: Program, dataset: ast.expr | None) -> list[ast.ClassDef]:
+def _classes(program: Program, dataset: ast.expr) -> list[ast.ClassDef]:
     """The classes of the given files that it may be an instance of.
 
     data = Images(root)
@@ -163,7 +161,7 @@ def _classes(program: Program, dataset: ast.expr | None) -> list[ast.ClassDef]:
     return [value.of for value in program.values(dataset) if isinstance(value, Instance)]
 
 
-def _is_indexed(program: Program, dataset: ast.expr | None) -> bool:
+def _is_indexed(program: Program, dataset: ast.expr) -> bool:
     """Whether it is known to be a dataset that a sampler chooses from.
 
     Examples: `TensorDataset(images)`, and an instance of a class with `__getitem__`.
@@ -180,7 +178,7 @@ def _is_indexed(program: Program, dataset: ast.expr | None) -> bool:
     return all(name.startswith(_INDEXED) for name in names)
 
 
-def _is_stream(program: Program, dataset: ast.expr | None) -> bool:
+def _is_stream(program: Program, dataset: ast.expr) -> bool:
     """Whether it is an IterableDataset that reads a file, and neither divides nor draws.
 
     class Lines(IterableDataset):
@@ -188,7 +186,7 @@ def _is_stream(program: Program, dataset: ast.expr | None) -> bool:
             yield from open(self.path)
     """
     if any(_is_streamed(program, part) for part in parts(program, dataset)):
-        text = "" if dataset is None else program.source_of(dataset).text
+        text = program.source_of(dataset).text
         return not any(word in text for word in ("by_node", "shard", "skip", "world_size"))
 
     classes = _classes(program, dataset)

@@ -43,7 +43,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue
         if _is_of_evaluation(source, sampler) or not _is_of_epochs(program, sampler):
             continue
-        if not _may_be_told(program, sampler):
+        if not _may_be_set(program, sampler):
             yield _finding(program, source, sampler)
 
 
@@ -219,7 +219,7 @@ def _has_constant(call: ast.Call) -> bool:
     return bool(call.args) and isinstance(call.args[0], ast.Constant)
 
 
-def _may_be(program: Program, expression: ast.expr | None, sampler: ast.Call) -> bool:
+def _may_be_sampler(program: Program, expression: ast.expr | None, sampler: ast.Call) -> bool:
     """Whether an expression may have this sampler as its value.
 
     sampler = DistributedSampler(data) if distributed else RandomSampler(data)
@@ -235,12 +235,12 @@ def _call_with_constant(program: Program, source: Source, sampler: ast.Call) -> 
         sampler.set_epoch(0)
     """
     for call in program.index(source).calls.get("set_epoch", ()):
-        if _has_constant(call) and _may_be(program, owner_of(call), sampler):
+        if _has_constant(call) and _may_be_sampler(program, owner_of(call), sampler):
             return call
     return None
 
 
-def _may_be_told(program: Program, sampler: ast.Call) -> bool:
+def _may_be_set(program: Program, sampler: ast.Call) -> bool:
     """Whether its epoch may be set.
 
     It is by a `set_epoch` on something that may be this sampler, and may be where a library gets
@@ -250,7 +250,7 @@ def _may_be_told(program: Program, sampler: ast.Call) -> bool:
         return True
 
     return any(
-        not _is_elsewhere(program, call, sampler)
+        not _is_of_other_sampler(program, call, sampler)
         for source in connected(program, program.source_of(sampler))
         for call in program.index(source).calls.get("set_epoch", ())
     )
@@ -272,7 +272,7 @@ def _is_handed_on(program: Program, sampler: ast.Call) -> bool:
     return False
 
 
-def _is_elsewhere(program: Program, call: ast.Call, sampler: ast.Call) -> bool:
+def _is_of_other_sampler(program: Program, call: ast.Call, sampler: ast.Call) -> bool:
     """Whether a `set_epoch` is known to be of another sampler, or has the same number each time.
 
     Its owner may be a sampler, `loader.sampler`, or an object of the program with such a method.
@@ -281,7 +281,7 @@ def _is_elsewhere(program: Program, call: ast.Call, sampler: ast.Call) -> bool:
         return True
 
     owner = owner_of(call)
-    if _may_be(program, owner, sampler):
+    if _may_be_sampler(program, owner, sampler):
         return False
 
     values = program.values(owner)

@@ -132,10 +132,10 @@ def _opened(program: Program, source: Source) -> Iterator[Finding]:
             continue
 
         path = argument(call, 0, "file")
-        if severity_of_race(program, call) is None or is_own(program, path):
+        if path is None or severity_of_race(program, call) is None or is_own(program, path):
             continue
 
-        file = "the same file" if path is None else source.code(path)
+        file = source.code(path)
         message = f"every rank opens {file} for writing, and all write to it at the same time"
         # `open(path, "a")` adds a line of each rank, and none is lost
         is_lost = is_part and "a" not in mode and is_of_ranks(program, source)

@@ -49,9 +49,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
             # `rank < n` may choose all of them
             is_certain = all(test.is_main is not None for test in tests)
-            is_certain = is_certain and not is_for_debugging(program, call)
-            is_sure = is_certain and _is_seen_here(program, name, chain)
-            severity = None if is_sure else Severity.NOTE
+            is_shown = _is_seen_here(program, name, chain) and not is_for_debugging(program, call)
+            severity = None if is_certain and is_shown else Severity.NOTE
             message = _message(source, tests[0], name, chain)
             yield RULE.at(source, call, message, severity=severity)
             break

@@ -29,12 +29,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """
     for call in program.calls(source, "torch.load"):
         path = argument(call, 0, "f")
-        if is_main_only(guards(program, call)) or _is_of_sample(program, call):
+        if path is None or is_main_only(guards(program, call)) or _is_of_sample(program, call):
             continue
         if is_in_memory(program, path) or is_own(program, path) or _is_placed(call):
             continue
 
-        file = "a file" if path is None else source.code(path)
+        file = source.code(path)
         location = argument(call, 1, "map_location")
         if _is_first_gpu(program, source, location) and is_on_every_rank(program, call):
             message = f"every rank loads {file} onto the first GPU"

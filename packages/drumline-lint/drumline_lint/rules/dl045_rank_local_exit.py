@@ -214,8 +214,10 @@ def _caught_failures(program: Program, source: Source, loop: ast.AST) -> Iterato
     for attempt in nodes_in(loop, ast.Try):
         is_around = any(has_backward(program, part) for part in attempt.body)
         is_before = _has_backward_after(loop, attempt) and "loss" in ast.unparse(attempt)
+        if not is_around and not is_before:
+            continue
 
-        for handler in attempt.handlers if is_around or is_before else ():
+        for handler in attempt.handlers:
             is_left = isinstance(handler.body[-1], ast.Continue | ast.Break | ast.Return)
             if not (is_around or is_left) or not _is_failure(handler):
                 continue

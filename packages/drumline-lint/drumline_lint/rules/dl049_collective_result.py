@@ -83,7 +83,7 @@ def _is_left_running(program: Program, call: ast.Call) -> bool:
         return False
 
     handle = targets[0].id
-    names: list[ast.Name] = nodes_in(scope_of(call), ast.Name, into_functions=True)
+    names = nodes_in(scope_of(call), ast.Name, into_functions=True)
     return not any(name.id == handle and isinstance(name.ctx, ast.Load) for name in names)
 
 

@@ -203,7 +203,7 @@ def _is_evened_out(program: Program, call: ast.Call) -> bool:
         return True
 
     alike = [nearby for nearby in calls if dotted(nearby.func) == dotted(call.func)]
-    return any(are_exclusive(program, call, nearby) for nearby in alike if nearby is not call)
+    return any(are_exclusive(program, call, nearby) for nearby in alike)
 
 
 # Lightning.

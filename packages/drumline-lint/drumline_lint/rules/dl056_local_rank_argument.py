@@ -52,8 +52,7 @@ def _reads_variable(program: Program, source: Source) -> bool:
 
     Then the flag is there for launchers that pass it.
     """
-    words = ('"LOCAL_RANK"', "'LOCAL_RANK'", "SLURM_LOCALID")
-    return any_text_near(program, source, *words)
+    return any_text_near(program, source, '"LOCAL_RANK"', "'LOCAL_RANK'", "SLURM_LOCALID")
 
 
 def _is_for_torchrun(program: Program, source: Source) -> bool:
