@@ -9,7 +9,7 @@ from functools import cache
 
 from drumline_lint.program import names
 from drumline_lint.program.queries import ProgramView, cached_query
-from drumline_lint.program.tree import enclosing_class, last_name, position
+from drumline_lint.program.tree import NamedFunction, enclosing_class, last_name, position
 from drumline_lint.reading.source import Source
 
 
@@ -21,6 +21,7 @@ def argument(call: ast.Call, number: int | None, name: str) -> ast.expr | None:
 
     if number is None or not 0 <= number < len(call.args):
         return None
+
     if any(isinstance(value, ast.Starred) for value in call.args[: number + 1]):
         return None
     return call.args[number]
@@ -32,22 +33,21 @@ def has_unknown_arguments(call: ast.Call) -> bool:
     return has_star or any(keyword.arg is None for keyword in call.keywords)
 
 
-def is_instance(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> bool:
+def is_instance(function: NamedFunction, parameter: ast.arg) -> bool:
     """Whether it is a method's `self`."""
     return number_of(function, parameter) == -1
 
 
-def number_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> int | None:
+def number_of(function: NamedFunction, parameter: ast.arg) -> int | None:
     """Its position for callers; `self` is not counted. None for one that is given by name only."""
     positional = [*function.args.posonlyargs, *function.args.args]
     if parameter not in positional:
         return None
+
     return positional.index(parameter) - _is_method(function)
 
 
-def default_of(
-    function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg
-) -> ast.expr | None:
+def default_of(function: NamedFunction, parameter: ast.arg) -> ast.expr | None:
     """Its default value."""
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
@@ -61,7 +61,7 @@ def default_of(
     return by_name.get(parameter)
 
 
-def _is_method(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _is_method(function: NamedFunction) -> bool:
     """Whether its first parameter is `self` or `cls`."""
     is_static = any(last_name(decorator) == "staticmethod" for decorator in function.decorator_list)
     return enclosing_class(function) is not None and not is_static
@@ -73,9 +73,7 @@ def calls_in_all(program: ProgramView, full_names: tuple[str, ...]) -> Iterator[
         yield from program.calls(source, *full_names)
 
 
-def calls_in(
-    program: ProgramView, source: Source, full_names: tuple[str, ...]
-) -> Iterator[ast.Call]:
+def calls_in(program: ProgramView, source: Source, full_names: tuple[str, ...]) -> list[ast.Call]:
     """All calls of these in a file, by the library's full name, in the order of the text."""
     by_last = _by_last_name(full_names)
     calls = program.files.index(source).calls
@@ -91,7 +89,7 @@ def calls_in(
             if program.name_of(call.func) in full_names:
                 matching.append(call)
 
-    return iter(sorted(matching, key=position))
+    return sorted(matching, key=position)
 
 
 @cache
@@ -110,17 +108,20 @@ def aliases(program: ProgramView, source: Source, meanings: Iterable[str]) -> se
     return set().union(*(by_meaning[name] for name in meanings if name in by_meaning))
 
 
+_NAMES = (ast.Attribute, ast.Name)
+
+
 @cached_query
 def _all_aliases(program: ProgramView, source: Source) -> dict[str, set[str]]:
     """By the full name of what is imported, and by the last name of what is assigned."""
     by_meaning: dict[str, set[str]] = defaultdict(set)
+
     for scope in program.files.index(source).scopes.values():
         for name, bindings in scope.names.items():
             for binding in bindings:
                 if binding.imported:
                     by_meaning[names.canonical(binding.imported)].add(name)
-                elif binding.kind != "assign":
-                    continue
-                elif isinstance(binding.value, (ast.Attribute, ast.Name)):
+                elif binding.kind == "assign" and isinstance(binding.value, _NAMES):
                     by_meaning[last_name(binding.value)].add(name)
+
     return by_meaning

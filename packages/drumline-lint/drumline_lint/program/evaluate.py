@@ -22,6 +22,7 @@ from drumline_lint.program.names import SYNC_BATCH_NORM
 from drumline_lint.program.queries import ProgramView, any_of, cached_query, each, unpacked
 from drumline_lint.program.tree import (
     LOOPS,
+    NAMED_FUNCTIONS,
     Binding,
     FunctionNode,
     ancestors,
@@ -54,6 +55,7 @@ from drumline_lint.program.value import (
     Values,
     from_library,
     of_constant,
+    only,
     union,
 )
 from drumline_lint.reading.source import Source
@@ -95,13 +97,13 @@ def evaluate(program: ProgramView, expression: ast.expr) -> Values:
         case ast.UnaryOp():
             values = _of_unary(program, expression)
         case ast.Tuple() | ast.List() | ast.Set():
-            values = frozenset({Items(tuple(expression.elts))})
+            values = only(Items(tuple(expression.elts)))
         case ast.IfExp():
             values = program.values(expression.body) | program.values(expression.orelse)
         case ast.NamedExpr() | ast.Await():
             values = program.values(expression.value)
         case ast.Lambda():
-            values = frozenset({Function(expression)})
+            values = only(Function(expression))
 
     return values
 
@@ -123,31 +125,34 @@ def _called(program: ProgramView, callee: Value, node: ast.Call) -> Values:
 
     if isinstance(callee, Method):
         if callee.name in PASSING_METHODS:
-            return frozenset({callee.of})
+            return only(callee.of)
         owner = name_of_owner(program, callee.of)
-        return frozenset({CallResult(f"{owner}.{callee.name}", node)})
+        return only(CallResult(f"{owner}.{callee.name}", node))
 
     if isinstance(callee, Function):
         return returned(program, callee.node)
 
     if isinstance(callee, Class):
-        return frozenset({Instance(callee.node)})
+        return only(Instance(callee.node))
 
     if isinstance(callee, Instance):
         method = called_as(program, callee.of)
-        return frozenset({CallResult(f"{callee.of.name}.{method}", node)})
+        return only(CallResult(f"{callee.of.name}.{method}", node))
 
     if isinstance(callee, CallResult):
-        return frozenset({CallResult(f"{callee.name}()", node)})
+        return only(CallResult(f"{callee.name}()", node))
 
-    return frozenset({callee}) if isinstance(callee, (RankTest, Rank)) else NOTHING
+    if isinstance(callee, (RankTest, Rank)):
+        return only(callee)
+    return NOTHING
 
 
 def _called_library(program: ProgramView, name: str, node: ast.Call) -> Values:
     """What a library's function returns: a rank, the value of a variable, or its argument."""
     if name in ranks.OF_FUNCTION:
         is_in_group = bool(node.args or node.keywords)  # `dist.get_rank(group)`
-        return frozenset({Rank("group" if is_in_group else ranks.OF_FUNCTION[name])})
+
+        return only(Rank("group" if is_in_group else ranks.OF_FUNCTION[name]))
 
     if name in ("os.getenv", "os.environ.get"):
         keys = program.values(node.args[0]) if node.args else NOTHING
@@ -156,7 +161,8 @@ def _called_library(program: ProgramView, name: str, node: ast.Call) -> Values:
     passed: Values = NOTHING
     if name in PASSED_THROUGH and node.args:
         passed = program.values(node.args[-1 if name == "typing.cast" else 0])
-    return passed or frozenset({CallResult(name, node)})
+
+    return passed or only(CallResult(name, node))
 
 
 # Operators
@@ -202,6 +208,7 @@ def _of_comparison(program: ProgramView, node: ast.Compare) -> Values:
     for value in list(right_values):
         if isinstance(value, Items):
             right_values = any_of(program, value.items)
+
     return ranks.compared(node.ops[0], program.values(left), right_values)
 
 
@@ -217,13 +224,18 @@ def _of_subscript(program: ProgramView, node: ast.Subscript) -> Values:
         elif isinstance(value, LoopItem):
             values.add(value)
         elif isinstance(value, Items):
-            for key in keys:
-                if isinstance(key, int) and -len(value.items) <= key < len(value.items):
-                    values |= program.values(value.items[key])
+            values.update(*(_item(program, value, key) for key in keys))
 
     if not values and keys and isinstance(keys[0], str):
         return ranks.by_name(keys[0])
     return frozenset(values)
+
+
+def _item(program: ProgramView, items: Items, key: object) -> Values:
+    """What is written in this place of a tuple or list."""
+    if isinstance(key, int) and -len(items.items) <= key < len(items.items):
+        return program.values(items.items[key])
+    return NOTHING
 
 
 # Names
@@ -247,6 +259,7 @@ def reaching_bindings(bindings: list[Binding], use: ast.Name) -> list[Binding]:
     if len(plain) < 2:
         return plain or bindings
 
+    # What is before the last certain binding cannot reach the use.
     before = [binding for binding in plain if _is_before(binding, use, around)]
     last_certain: Binding | None = None
     candidates = before
@@ -256,9 +269,11 @@ def reaching_bindings(bindings: list[Binding], use: ast.Name) -> list[Binding]:
             candidates = before[number:]
 
     reaching = [binding for binding in candidates if not _is_in_other_branch(binding, around)]
+
     loops = [node for node in around if isinstance(node, LOOPS)]
     if loops and (last_certain is None or loops[-1] not in ancestors(last_certain.node)):
         reaching += _later_in_loop(loops[-1], plain, before)
+
     return reaching or plain
 
 
@@ -288,6 +303,7 @@ def _is_certain(binding: Binding, around: Sequence[ast.AST]) -> bool:
     node = binding.node
     if isinstance(node, ast.arg) or node in around:
         return True
+
     return any(statement in around for statement in block_of(node))
 
 
@@ -315,6 +331,7 @@ def of_name(program: ProgramView, node: ast.Name) -> Values:
     bindings = bindings_of(program, node)
     if bindings is None:
         return _of_unbound(program, node)
+
     return union(bound(program, binding) for binding in bindings) or ranks.by_name(node.id)
 
 
@@ -335,6 +352,7 @@ def bindings_of(program: ProgramView, node: ast.Name) -> list[Binding] | None:
         if node.id in scope.names and not isinstance(scope.node, ast.ClassDef):
             return scope.names[node.id]
         scope = scope.outer
+
     return None
 
 
@@ -369,6 +387,7 @@ def exported(program: ProgramView, source: Source, name: str) -> Values:
 
 
 def _export(program: ProgramView, source: Source, name: str) -> Values:
+    """What a file binds to a name itself, otherwise what it gets by `from module import *`."""
     top = program.files.index(source).scopes[source.tree]
     values = union(bound(program, binding) for binding in top.names.get(name, ()))
 
@@ -376,6 +395,7 @@ def _export(program: ProgramView, source: Source, name: str) -> Values:
         module = program.files.module(star.imported, source)
         if not values and module is not None:
             values = exported(program, module, name)
+
     return values
 
 
@@ -385,17 +405,18 @@ def bound(program: ProgramView, binding: Binding) -> Values:
 
 
 def _bind(program: ProgramView, binding: Binding) -> Values:
+    """The file or the function of an import, a definition, what callers pass for a parameter, or the
+    part of a value that is assigned."""
     node = binding.node
     if binding.kind == "import":
         return _imported(program, binding.imported, source_of(node))
-    if binding.kind == "function":
-        assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        return frozenset({Function(node)})
-    if binding.kind == "class":
-        assert isinstance(node, ast.ClassDef)
-        return frozenset({Class(node)})
-    if binding.kind == "parameter":
-        assert isinstance(node, ast.arg)
+
+    if isinstance(node, NAMED_FUNCTIONS):
+        return only(Function(node))
+    if isinstance(node, ast.ClassDef):
+        return only(Class(node))
+
+    if isinstance(node, ast.arg) and binding.kind == "parameter":
         return of_parameter(program, node)
     if binding.kind == "each":
         return each(program, binding)
@@ -410,7 +431,7 @@ def _imported(program: ProgramView, name: str, source: Source) -> Values:
     of a library."""
     whole = program.files.module(name, source)
     if whole is not None:
-        return frozenset({Module(whole)})
+        return only(Module(whole))
 
     package = package_of(name)
     last = name.rpartition(".")[2]
@@ -437,7 +458,9 @@ def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
     makers = {owner.name for owner in owners if isinstance(owner, CallResult)}
     named = ranks.of_member(makers, last_name(node.value), node.attr)
     says_less = all(isinstance(value, (Method, ConstantValue)) for value in values)
-    return named if named and says_less and not ranks.is_other_number(values) else values
+    if named and says_less and not ranks.is_other_number(values):
+        return named
+    return values
 
 
 def _member(program: ProgramView, owner: Value, name: str) -> Values:
@@ -449,18 +472,19 @@ def _member(program: ProgramView, owner: Value, name: str) -> Values:
     if isinstance(owner, Module):
         if values := exported(program, owner.source, name):
             return values
+
         inner = program.files.submodule(owner.source, name)
-        return NOTHING if inner is None else frozenset({Module(inner)})
+        return NOTHING if inner is None else only(Module(inner))
 
     if isinstance(owner, CallResult):
         if name == "module" and owner.call.args:  # the wrapped model of DDP and DataParallel
             return program.values(owner.call.args[0])
-        return frozenset({Method(owner, name)})
+        return only(Method(owner, name))
 
     if isinstance(owner, (Instance, Class)):
         return program.meanings.memo((owner, name), lambda: _find_member(program, owner, name))
 
-    return frozenset({owner}) if isinstance(owner, LoopItem) else NOTHING
+    return only(owner) if isinstance(owner, LoopItem) else NOTHING
 
 
 def _find_member(program: ProgramView, owner: Instance | Class, name: str) -> Values:
@@ -473,7 +497,7 @@ def _find_member(program: ProgramView, owner: Instance | Class, name: str) -> Va
 
     is_of_library = any(isinstance(place, str) for place in places)
     if is_of_library and not ranks.by_name(name):
-        return frozenset({Method(owner, name)})
+        return only(Method(owner, name))
     return NOTHING
 
 
@@ -496,6 +520,7 @@ def _own_member(
     for target, binding in index.attributes.get(name, ()):
         if _is_self_of(target.value, node):
             values |= bound(program, binding)
+
     return values
 
 
@@ -511,6 +536,7 @@ def _is_self_of(expression: ast.expr, node: ast.ClassDef) -> bool:
 
 
 def _is_property(function: FunctionNode) -> bool:
+    """Whether an instance gives what it returns, not the function."""
     decorators = getattr(function, "decorator_list", [])
     return any(last_name(decorator) in ("property", "cached_property") for decorator in decorators)
 

@@ -34,6 +34,7 @@ def make_index(source: Source) -> Index:
         if kind in _SCOPE_KINDS:
             _open(node, source, index.scopes)
         _BINDERS[kind](node, index.scopes[node._scope], index)
+
     return index
 
 
@@ -97,10 +98,12 @@ def _adopt(raw: list[Any], node: Any, scope: Any, push: Any) -> list[Any]:
         part = raw[number]
         if part is None:  # `{**settings}` has no key
             continue
+
         child = raw[number] = _NEW(COMPACT[part.__class__])
         child._up = node
         child._scope = scope
         push((part, child))
+
     return raw
 
 
@@ -188,16 +191,18 @@ def _bind_target(target: ast.expr, scope: Scope, index: Index, binding: Binding)
 
 
 def _bind_parameters(parameters: Any, scope: Scope, index: Index) -> None:
-    function = index.scopes[parameters._up]
+    """In the function that has them."""
+    names = index.scopes[parameters._up].names
     for parameter in (*parameters.posonlyargs, *parameters.args, *parameters.kwonlyargs):
-        function.names[parameter.arg].append(Binding(parameter, kind="parameter"))
+        names[parameter.arg].append(Binding(parameter, kind="parameter"))
 
     for parameter in (parameters.vararg, parameters.kwarg):
         if parameter is not None:
-            function.names[parameter.arg].append(Binding(parameter, kind="other"))
+            names[parameter.arg].append(Binding(parameter, kind="other"))
 
 
 def _assign(node: ast.Assign, scope: Scope, index: Index) -> None:
+    """`x = y = 1`."""
     for target in node.targets:
         _bind_target(target, scope, index, Binding(node, node.value))
 
@@ -251,6 +256,7 @@ def _define(node: Any, scope: Scope, index: Index) -> None:
 
 
 def _declare(node: Any, scope: Scope, index: Index) -> None:
+    """`global name`, `nonlocal name`."""
     kind = "global" if isinstance(node, ast.Global) else "nonlocal"
     scope.elsewhere.update(dict.fromkeys(node.names, kind))
 
@@ -303,10 +309,12 @@ class Files:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = list(sources)
+
         self._indexes: dict[Source, Index] = {}
         self._modules: dict[tuple[str, str], Source | None] = {}
 
     def index(self, source: Source) -> Index:
+        """It is made when it is needed first."""
         index = self._indexes.get(source)
         if index is None:
             index = self._indexes[source] = index_of(source)
@@ -316,9 +324,11 @@ class Files:
     def calling(self) -> dict[str, list[Source]]:
         """The files that call something by a name."""
         sources = defaultdict(list)
+
         for source in self.sources:
             for name in self.index(source).calls:
                 sources[name].append(source)
+
         return sources
 
     def module(self, name: str, seen_from: Source) -> Source | None:
@@ -331,9 +341,11 @@ class Files:
 
     def submodule(self, package: Source, name: str) -> Source | None:
         """The file of a package, given its `__init__.py`."""
-        inner = package.path.parent / f"{name}.py"
+        folder = package.path.parent
+        places = (folder / f"{name}.py", folder / name / "__init__.py")
+
         for source in self._by_file_name.get(name, ()):
-            if source.path in (inner, package.path.parent / name / "__init__.py"):
+            if source.path in places:
                 return source
         return None
 
@@ -376,10 +388,12 @@ class Files:
     def _by_file_name(self) -> dict[str, list[Source]]:
         """By the last part of a module's name."""
         sources = defaultdict(list)
+
         for source in self.sources:
             is_package = source.path.name == "__init__.py"
             name = source.path.parent.name if is_package else source.path.stem
             sources[name].append(source)
+
         return sources
 
 
@@ -413,4 +427,5 @@ def _shared(first: Path, second: Path) -> int:
         if left != right:
             break
         count += 1
+
     return count

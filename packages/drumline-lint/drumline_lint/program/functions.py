@@ -17,7 +17,9 @@ from drumline_lint.program.calls import (
 )
 from drumline_lint.program.queries import ProgramView, any_of, cached_query, unpacked
 from drumline_lint.program.tree import (
+    NAMED_FUNCTIONS,
     FunctionNode,
+    NamedFunction,
     called_name,
     enclosing_class,
     nodes_in,
@@ -38,6 +40,7 @@ from drumline_lint.program.value import (
     Rank,
     Value,
     Values,
+    only,
 )
 
 
@@ -74,10 +77,12 @@ def method(program: ProgramView, node: ast.ClassDef, name: str) -> FunctionNode 
     for place in ancestry(program, node):
         if isinstance(place, str):
             continue
+
         scope = program.files.index(source_of(place)).scopes[place]
         for binding in scope.names.get(name, ()):
-            if isinstance(binding.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if isinstance(binding.node, NAMED_FUNCTIONS):
                 return binding.node
+
     return None
 
 
@@ -93,9 +98,9 @@ def name_of_owner(program: ProgramView, owner: Value) -> str:
         return owner.name
     if isinstance(owner, Method):
         return f"{name_of_owner(program, owner.of)}.{owner.name}"
+
     if not isinstance(owner, (Instance, Class)):
         return ""
-
     node = owner.of if isinstance(owner, Instance) else owner.node
     of_libraries = [place for place in ancestry(program, node) if isinstance(place, str)]
     return of_libraries[0] if of_libraries else node.name
@@ -128,6 +133,7 @@ def function_of(program: ProgramView, call: ast.Call) -> FunctionNode | None:
 def _in_text(value: Function | Class | Instance) -> tuple[str, tuple[int, int], str]:
     """A sort key: sets have no order, and findings must not depend on the process."""
     node = value.of if isinstance(value, Instance) else value.node
+
     return str(source_of(node).path), position(node), value.__class__.__name__
 
 
@@ -151,6 +157,7 @@ def callers(program: ProgramView, function: FunctionNode) -> list[ast.Call]:
 
 
 def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call]:
+    """The calls by its name that resolve to it; for `__init__`, by the name of the class."""
     if isinstance(function, ast.Lambda):
         return []
 
@@ -170,6 +177,7 @@ def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call
     for call in _calls_that_start(program).get(name, ()):
         if function in started_functions(program, call):
             calling.append(call)
+
     return calling
 
 
@@ -196,6 +204,7 @@ def started_functions(program: ProgramView, call: ast.Call) -> list[FunctionNode
     target = target_of(call)
     if target is None:  # as of nearly all
         return []
+
     functions = [value.node for value in program.values(target) if isinstance(value, Function)]
     return list(dict.fromkeys(functions))
 
@@ -204,6 +213,7 @@ def target_of(call: ast.Call) -> ast.expr | None:
     """The function that a call starts, if it starts one."""
     if called_name(call) not in STARTING:
         return None
+
     return argument(call, 0, "fn") or argument(call, None, "target")
 
 
@@ -219,19 +229,18 @@ def of_parameter(program: ProgramView, parameter: ast.arg) -> Values:
 
     owner = enclosing_class(function)
     if owner is not None and is_instance(function, parameter):
-        return frozenset({Instance(owner)})
+        return only(Instance(owner))
+
     return program.meanings.once(parameter, lambda: _passed(program, function, parameter), NOTHING)
 
 
-def function_with(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def function_with(parameter: ast.arg) -> NamedFunction | None:
     """The function that it is a parameter of; not a lambda."""
     function = parent_of(parent_of(parameter) or parameter)
-    return function if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
+    return function if isinstance(function, NAMED_FUNCTIONS) else None
 
 
-def _passed(
-    program: ProgramView, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg
-) -> Values:
+def _passed(program: ProgramView, function: NamedFunction, parameter: ast.arg) -> Values:
     """What callers pass, and the default where one passes nothing; if that says nothing, what the
     name means, unless its default is another number: `def lora(rank=8)`."""
     number = number_of(function, parameter)
@@ -243,6 +252,7 @@ def _passed(
         if function in started_functions(program, call):
             values |= _passed_to_started(program, call, number)
             continue
+
         value = argument(call, number, parameter.arg)
         values |= program.values(value)
         if value is None and not has_unknown_arguments(call):
@@ -263,12 +273,12 @@ def _passed_to_started(program: ProgramView, call: ast.Call, number: int | None)
 
     if called_name(call) in _NUMBERING:
         if number == 0:
-            return frozenset({Rank("spawned")})
+            return only(Rank("spawned"))
         number -= 1
 
     values = unpacked(program, program.values(argument(call, 1, "args")), (number,))
     is_counted = any(isinstance(value, LoopItem) and _is_range(value.of) for value in values)
-    return frozenset({Rank("spawned")}) if is_counted else values
+    return only(Rank("spawned")) if is_counted else values
 
 
 def _is_range(iterated: ast.expr) -> bool:

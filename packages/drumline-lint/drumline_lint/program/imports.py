@@ -17,6 +17,7 @@ def imported_sources(program: Program, source: Source) -> list[Source]:
     index = program.index(source)
     statements = [*index.every(ast.Import), *index.every(ast.ImportFrom)]
     names = dict.fromkeys(name for statement in statements for name in _modules(statement))
+
     modules = [program.module(name, source) for name in names]
     return [module for module in modules if module is not None and module is not source]
 
@@ -28,6 +29,7 @@ def importers(program: Program, source: Source) -> list[Source]:
 
 @cached_query
 def _importers(program: Program) -> dict[Source, list[Source]]:
+    """The files that import each file."""
     importing: dict[Source, list[Source]] = {source: [] for source in program.sources}
 
     for source in program.sources:
@@ -108,6 +110,7 @@ def _modules(statement: ast.Import | ast.ImportFrom) -> Iterator[str]:
     """`from a.b import c` runs a, a.b and, if that is a module, a.b.c."""
     for alias in statement.names:
         name = alias.name
+
         if isinstance(statement, ast.ImportFrom):
             package = "." * statement.level + (statement.module or "")
             joint = "" if package.endswith(".") else "."

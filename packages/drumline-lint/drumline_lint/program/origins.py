@@ -75,18 +75,21 @@ def _of_binding(program: Program, binding: Binding) -> Sequence[ast.expr | None]
         if not isinstance(value, (ast.Tuple, ast.List)) or number >= len(value.elts):
             break
         value = value.elts[number]
+
     return [value]
 
 
 def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None]:
     """What is assigned to it, if the owner is an instance or the same expression."""
-    classes = [value.of for value in program.values(node.value) if isinstance(value, Instance)]
-    homes = [place for class_ in classes for place in program.ancestry(class_)]
-    files = [program.source_of(home) for home in homes if not isinstance(home, str)]
+    homes: list[ast.ClassDef] = []
+    for value in program.values(node.value):
+        if isinstance(value, Instance):
+            places = program.ancestry(value.of)
+            homes += [place for place in places if not isinstance(place, str)]
+
     as_written = "" if homes else dotted(node.value)
     values: list[ast.expr | None] = []
-
-    for source in dict.fromkeys([program.source_of(node), *files]):
+    for source in dict.fromkeys(map(program.source_of, [node, *homes])):
         for target, binding in program.index(source).attributes.get(node.attr, ()):
             is_in_class = any(outer in homes for outer in ancestors(target))
             if is_in_class or (as_written and dotted(target.value) == as_written):
@@ -139,6 +142,7 @@ def _returned(function: FunctionNode | None) -> list[ast.expr]:
     """What a function returns, but for a lambda and `__init__`."""
     if function is None or getattr(function, "name", "__init__") == "__init__":
         return []
+
     values = [statement.value for statement in nodes_in(function, ast.Return)]
     return [value for value in values if value is not None]
 
@@ -177,6 +181,7 @@ def _defaults_of_option(program: Program, name: str) -> Iterator[ast.expr | None
     for source in program.sources:
         for option in program.index(source).calls.get("add_argument", ()):
             flag = option.args[0] if option.args else None
+
             if not isinstance(flag, ast.Constant):
                 continue
             if str(flag.value).lstrip("-").replace("-", "_") == name:
@@ -192,6 +197,7 @@ def is_rank_or_count(program: Program, node: ast.AST) -> bool:
     """`rank`, `dist.get_rank()`, `world_size`."""
     if not isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.BinOp)):
         return False
+
     return is_world_size(node) or is_rank(program, node)
 
 

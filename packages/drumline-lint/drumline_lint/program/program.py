@@ -28,18 +28,23 @@ class Program:
     def __init__(self, sources: Sequence[Source]) -> None:
         self.files = Files(sources)
         self.sources = self.files.sources
-        self.meanings = QueryCache(deepest=60, farthest=2_000, far=200)
-        self._results = self.meanings.results
-        self._names: dict[ast.expr, str] = {}
-        self._functions: dict[ast.Call, FunctionNode | None] = {}
-        self._calls: dict[tuple[str, ...], dict[Source, tuple[ast.Call, ...]]] = defaultdict(dict)
-        self.answers: dict[object, dict[Any, Any]] = defaultdict(dict)
         self.launches: Mapping[Path, Sequence[Launch]] = {}
         """What scripts start, by the path of the file."""
         self.documents: Mapping[Path, str] = {}
         """The texts of settings and requirements, by the path of the file."""
         self.mentioned: frozenset[str] = frozenset()
         """The files and modules that texts of the repository name."""
+
+        self.meanings = QueryCache(deepest=60, farthest=2_000, far=200)
+        self.answers: dict[object, dict[Any, Any]] = defaultdict(dict)
+        """The results of each query, by what it is about."""
+        self._results = self.meanings.results
+        self._names: dict[ast.expr, str] = {}
+        """What `name_of` returned."""
+        self._functions: dict[ast.Call, FunctionNode | None] = {}
+        """What `function_of` returned."""
+        self._calls: dict[tuple[str, ...], dict[Source, list[ast.Call]]] = defaultdict(dict)
+        """What `calls` returned, by the names and the file."""
 
     # The files.
 
@@ -106,17 +111,19 @@ class Program:
         return name
 
     def _library_name(self, value: Value) -> str:
-        if isinstance(value, Method):
-            return f"{functions.name_of_owner(self, value.of)}.{value.name}"
-        return value.name if isinstance(value, Library) else ""
+        """Its name, if it is something of a library; empty otherwise."""
+        if isinstance(value, (Method, Library)):
+            return functions.name_of_owner(self, value)
+        return ""
 
     # Calls of a library's functions.
 
     def calls(self, source: Source, *full_names: str) -> Iterator[ast.Call]:
         """All calls of these in a file, in the order of the text."""
         by_source = self._calls[full_names]
+
         if source not in by_source:
-            by_source[source] = tuple(calls.calls_in(self, source, full_names))
+            by_source[source] = calls.calls_in(self, source, full_names)
         return iter(by_source[source])
 
     def all_calls(self, *full_names: str) -> Iterator[ast.Call]:

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from drumline_lint.program.files import Files
 from drumline_lint.program.tree import Binding, called_name, last_name
-from drumline_lint.program.value import NOTHING, Items, LoopItem, Value, Values, union
+from drumline_lint.program.value import NOTHING, Items, LoopItem, Value, Values, only, union
 from drumline_lint.reading.source import Source
 
 Found = TypeVar("Found")
@@ -193,12 +193,13 @@ def each(program: ProgramView, binding: Binding) -> Values:
 
     if values:
         return frozenset(values)
-    return NOTHING if is_counter(binding) else frozenset({LoopItem(iterated(binding.value))})
+    return NOTHING if is_counter(binding) else only(LoopItem(iterated(binding.value)))
 
 
 def is_counter(binding: Binding) -> bool:
     """Whether it is the number that `enumerate` gives."""
     called = getattr(binding.value, "func", None)
+
     return called is not None and last_name(called) == "enumerate" and binding.path[:1] == (0,)
 
 
@@ -209,4 +210,5 @@ def iterated(expression: ast.expr) -> ast.expr:
         if called_name(expression) not in _GIVING_ON:
             break
         expression = expression.args[0]
+
     return expression

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from drumline_lint.program.value import NOTHING, ConstantValue, Rank, RankTest, Value, Values
+from drumline_lint.program.value import NOTHING, ConstantValue, Rank, RankTest, Value, Values, only
 
 # The kind of rank (see `Rank`) that an environment variable, a function and a name stand for.
 OF_VARIABLE = {
@@ -69,44 +69,46 @@ def by_name(name: str) -> Values:
     """The meaning of a name about which nothing else is known."""
     plain = name.lower().strip("_").removeprefix("get_")
     if plain in OF_NAME:
-        return frozenset({Rank(OF_NAME[plain])})
+        return only(Rank(OF_NAME[plain]))
     if _OF_GROUP.fullmatch(plain):
-        return frozenset({Rank("group")})
+        return only(Rank("group"))
 
     if plain in _VAGUE:
         return NOTHING
     if _MAIN.fullmatch(plain):
-        return frozenset({RankTest("global", True)})
+        return only(RankTest("global", True))
     if _LOCAL_MAIN.fullmatch(plain):
-        return frozenset({RankTest("local", True)})
+        return only(RankTest("local", True))
     return NOTHING
 
 
 @cache
 def of_library(name: str) -> Values:
     """The meaning of a library's name, except torch's: `timm.utils.is_primary`."""
+    if name in OF_FUNCTION or name.startswith("torch."):
+        return NOTHING
+
     last = name.rpartition(".")[2]
     is_vague = last in ("rank", "gpu", "node_id") and name.count(".") > 1
-    is_torch = name in OF_FUNCTION or name.startswith("torch.")
-    return NOTHING if is_torch or is_vague else by_name(last)
+    return NOTHING if is_vague else by_name(last)
 
 
 def of_member(makers: set[str], owner: str, name: str) -> Values:
     """The meaning of an attribute's name, by what made the object and the object's name:
     `parser.parse_args().rank`, `Accelerator().is_main`, `data_group.rank()`."""
     if name == "rank" and _GROUPS.fullmatch(owner.lower()):
-        return frozenset({Rank("group")})
+        return only(Rank("group"))
 
     if any(maker.startswith("torch.") for maker in makers):
         # a device mesh's
-        return frozenset({Rank("group")}) if name == "get_local_rank" else NOTHING
+        return only(Rank("group")) if name == "get_local_rank" else NOTHING
     return by_name(name)
 
 
 def by_variable(name: object) -> Values:
     """The meaning of an environment variable."""
     kind = OF_VARIABLE.get(name) if isinstance(name, str) else None
-    return frozenset({Rank(kind)}) if kind else NOTHING
+    return only(Rank(kind)) if kind else NOTHING
 
 
 def computed(operator: ast.operator, left: Values, right: Values) -> Values:
@@ -117,14 +119,14 @@ def computed(operator: ast.operator, left: Values, right: Values) -> Values:
         return NOTHING
 
     if isinstance(operator, ast.Mod):
-        return frozenset({Rank("local")})
+        return only(Rank("local"))
     if isinstance(operator, ast.FloorDiv):
-        return frozenset({Rank("node")})
+        return only(Rank("node"))
     if not isinstance(operator, (ast.Add, ast.Mult)):
         return NOTHING
 
     is_global = bool(kinds & {"node", "global"})
-    return frozenset({Rank("global" if is_global else min(kinds))})
+    return only(Rank("global" if is_global else min(kinds)))
 
 
 def is_about_being_distributed(expression: ast.expr) -> bool:
@@ -199,12 +201,14 @@ def _lets_all_in(flag: ast.expr) -> bool:
 
 
 def _changed(values: Values, change: Callable[[RankTest], RankTest]) -> Values:
+    """The values with their tests changed."""
     return frozenset(change(value) if isinstance(value, RankTest) else value for value in values)
 
 
 def negated(values: Values) -> Values:
     """The opposite; `not rank` selects rank 0."""
     turned: set[Value] = set()
+
     for value in values:
         if isinstance(value, RankTest):
             is_main = None if value.is_main is None else not value.is_main
@@ -213,6 +217,7 @@ def negated(values: Values) -> Values:
             turned.add(RankTest(value.kind, True))
         elif isinstance(value, ConstantValue):
             turned.add(ConstantValue(not value.value))
+
     return frozenset(turned)
 
 

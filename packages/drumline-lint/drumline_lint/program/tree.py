@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from drumline_lint.reading.source import Source
 
-FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+NamedFunction: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+FunctionNode: TypeAlias = NamedFunction | ast.Lambda
 ScopeNode: TypeAlias = ast.Module | FunctionNode | ast.ClassDef
 Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
+NAMED_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+FUNCTIONS = (*NAMED_FUNCTIONS, ast.Lambda)
+SCOPES = (ast.Module, *FUNCTIONS, ast.ClassDef)
 Kind = TypeVar("Kind", bound=ast.AST)
-SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 # Fields of nodes with words and numbers, or with nodes that no rule needs.
 _WITHOUT_NODES = {
@@ -29,11 +31,17 @@ _WITHOUT_NODES = {
 # Fields that are not kept: nothing asks for them, and annotations are a tenth of all nodes.
 _LEFT_OUT = {"annotation", "kind", "returns", "type_comment"}
 _LEAVES = (ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal)
+
+
+def _fields_with_nodes(kind: type[ast.AST]) -> tuple[str, ...]:
+    if kind in _LEAVES:
+        return ()
+    return tuple(name for name in kind._fields if name not in _WITHOUT_NODES | _LEFT_OUT)
+
+
 # The other fields, by kind of node.
 FIELDS: dict[type, tuple[str, ...]] = {
-    kind: ()
-    if kind in _LEAVES
-    else tuple(name for name in kind._fields if name not in _WITHOUT_NODES | _LEFT_OUT)
+    kind: _fields_with_nodes(kind)
     for kind in vars(ast).values()
     if isinstance(kind, type) and issubclass(kind, ast.AST)
 }
@@ -51,6 +59,7 @@ def _compact(kind: type[ast.AST]) -> type[ast.AST]:
     members: dict[str, Any] = {"__doc__": kind.__doc__}
     if kind is ast.Name:  # a third of all nodes; it ends on the line that it begins on
         members["end_lineno"] = property(attrgetter("lineno"))
+
     members["__slots__"] = [name for name in slots if name not in _LEFT_OUT | members.keys()]
     return type(kind.__name__, (kind,), members)
 
@@ -156,13 +165,15 @@ def source_of(node: ast.AST) -> Source:
     return source
 
 
-def enclosing_function(node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def enclosing_function(node: ast.AST) -> NamedFunction | None:
     """The innermost function around it, lambdas left out."""
     current: ast.AST = node
+
     while not isinstance(current, ast.Module):
         current = scope_of(current)
-        if isinstance(current, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(current, NAMED_FUNCTIONS):
             return current
+
     return None
 
 
@@ -177,6 +188,7 @@ def statement_of(node: ast.AST) -> ast.stmt:
     for candidate in (node, *ancestors(node)):
         if isinstance(candidate, ast.stmt):
             return candidate
+
     raise AssertionError("every node but a module is part of a statement")
 
 
@@ -187,6 +199,7 @@ def block_of(statement: ast.AST) -> list[ast.stmt]:
         block = getattr(outer, name, None)
         if isinstance(block, list) and statement in block:
             return block
+
     return []
 
 
@@ -211,6 +224,7 @@ def last_name(expression: ast.expr) -> str:
     """`barrier` of `dist.barrier`; empty if there is no name."""
     if isinstance(expression, ast.Attribute):
         return expression.attr
+
     return expression.id if isinstance(expression, ast.Name) else ""
 
 
@@ -275,6 +289,7 @@ def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> 
     nodes: list[Any] = []
     for kind in kinds:
         nodes += index.between(kind, first, last)
+
     if len(kinds) > 1:
         nodes.sort(key=_number)
     if into_functions:

@@ -193,13 +193,18 @@ def union(parts: Iterable[Values]) -> Values:
     return every[0] if len(every) == 1 else NOTHING.union(*every)
 
 
+def only(value: Value) -> Values:
+    """The values of something that can be nothing else."""
+    return frozenset({value})
+
+
 @lru_cache(maxsize=None, typed=True)  # True is not 1
 def of_constant(value: object) -> Values:
     """Shared by all places where it is written."""
-    return frozenset({ConstantValue(value)})
+    return only(ConstantValue(value))
 
 
 @cache
 def from_library(name: str) -> Values:
     """Shared by all that name it: in large programs, hundreds of thousands."""
-    return frozenset({Library(name)})
+    return only(Library(name))

@@ -59,6 +59,7 @@ def mpirun_processes(launch: Launch) -> int | None:
     for word, following in itertools.pairwise(launch.mpirun):
         if word.plain in ("-np", "-n", "--np"):
             return whole_number(launch.script.constant(following))
+
     return None
 
 
@@ -86,6 +87,7 @@ def sees_one_gpu(launch: Launch) -> bool:
 
     options = {**launch.script.sbatch.by_name, **launch.srun.by_name}
     is_one = (options.get("gpus-per-task") or "").rpartition(":")[2] == "1"
+
     return is_one and "gpu-bind" not in options
 
 
@@ -146,6 +148,7 @@ def allocated_gpus(launch: Launch) -> int | None:
         count = None if options is None else _gpus_of(options)
         if count is not None:
             return count
+
     return None
 
 
@@ -165,7 +168,9 @@ def docker_option(launch: Launch, name: str) -> str | None:
         if word.head == name:
             return launch.script.constant(following) or ""
         if word.head.startswith(f"{name}="):
-            return (launch.script.constant(word) or "=").partition("=")[2]
+            written = launch.script.constant(word) or ""
+            return written.partition("=")[2]
+
     return None
 
 
@@ -173,11 +178,14 @@ def visible_devices(launch: Launch) -> list[int]:
     """The numbers in CUDA_VISIBLE_DEVICES; empty if they are not known."""
     devices = variable(launch, "CUDA_VISIBLE_DEVICES")
     text = launch.value("gpu-ids") or (devices.constant if devices else None) or ""
+
     is_list = re.fullmatch(r"\d{1,4}(,\d{1,4})*", text)
     return [int(device) for device in text.split(",")] if is_list else []
 
 
 def uses_task_variable(launch: Launch) -> bool:
     """Whether each task gets arguments of its own, as independent runs do."""
-    is_used = any(_TASK_VARIABLE.search(word.text) for word in launch.arguments)
-    return launch.is_expanded_late and is_used
+    if not launch.is_expanded_late:
+        return False
+
+    return any(_TASK_VARIABLE.search(word.text) for word in launch.arguments)

@@ -86,6 +86,7 @@ def is_matched(path: Path, globs: Sequence[str], root: Path) -> bool:
         pattern = glob.rstrip("/")
         if fnmatch(path.name, pattern) or fnmatch(below, pattern.removeprefix("./")):
             return True
+
     return False
 
 
@@ -99,11 +100,10 @@ def _walk(search: _Search, top: Path) -> None:
     for name, folder_names, file_names in os.walk(top, onerror=report):
         folder = Path(name)
         real = os.path.realpath(folder)
-        inner = (
-            [folder / name for name in sorted(folder_names)] if real not in search.folders else []
-        )
+        is_new = real not in search.folders
         search.folders.add(real)
 
+        inner = [folder / name for name in sorted(folder_names)] if is_new else []
         inner = [path for path in inner if not _is_skipped(search, path)]
         search.linked_folders += [path for path in inner if path.is_symlink()]
         folder_names[:] = [path.name for path in inner if not path.is_symlink()]
@@ -124,6 +124,7 @@ def _is_read(path: Path) -> bool:
 
 
 def is_readme(path: Path) -> bool:
+    """`README.md`, `readme`, `README_training.rst`."""
     return path.suffix in ("", ".md", ".rst", ".txt") and bool(README_NAMES.fullmatch(path.name))
 
 

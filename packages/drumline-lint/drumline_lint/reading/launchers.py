@@ -34,6 +34,7 @@ class FlagTable:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """All of them, without dashes."""
         return (*self.valued, *self.bare)
 
     def meant(self, written: str) -> str:
@@ -378,8 +379,9 @@ def _expanded(script: Script, words: Sequence[Word]) -> Iterator[Word]:
     text: `$PY $SCRIPT`."""
     for word in script.expanded(words):
         constant = script.constant(word) if word.variable else None
-        held = replace(word, text=constant or "")
-        yield held if _is_program(held) or held.text.endswith(".py") else word
+        value = replace(word, text=constant or "")
+        is_program = _is_program(value) or value.text.endswith(".py")
+        yield value if is_program else word
 
 
 def _is_option(word: Word) -> bool:
@@ -471,9 +473,10 @@ def _kind(words: Sequence[Word]) -> tuple[str, int]:
     if not _PYTHON_NAME.fullmatch(first) and not _PYTHON_VARIABLE.fullmatch(words[0].text):
         return "", 0
 
-    before = list(itertools.takewhile(lambda word: word.plain != "-m", words))
-    module = [word.plain or "" for word in words[len(before) + 1 : len(before) + 2]]
-    has_only_options = all(word.head.startswith("-") for word in before[1:])
-    if has_only_options and module and module[0] in _MODULES:
-        return _MODULES[module[0]], len(before) + 2
+    for number, word in enumerate(words[1:-1], start=1):
+        if word.plain == "-m":
+            module = words[number + 1].plain or ""
+            return (_MODULES[module], number + 2) if module in _MODULES else (PYTHON, 1)
+        if not word.head.startswith("-"):
+            break
     return PYTHON, 1

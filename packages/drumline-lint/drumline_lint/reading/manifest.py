@@ -75,6 +75,21 @@ def read_manifest(path: Path, text: str) -> Manifest:
     return Manifest(path, text, [script for script in scripts if launches(script)])
 
 
+@dataclass(frozen=True)
+class _Pod:
+    """The spec of the pods that a workload makes."""
+
+    spec: YamlNode
+    workload: YamlNode
+    replicas: int | None
+    """How many of them work together; None if it is not known."""
+
+    @property
+    def kind(self) -> str:
+        """Of the workload: `Job`, `PyTorchJob`."""
+        return text_at(self.workload, "kind")
+
+
 class _ManifestReader:
     """Makes scripts of the containers in the documents of one file."""
 
@@ -102,38 +117,40 @@ class _ManifestReader:
     # Kubernetes
 
     def _containers(self, document: YamlNode) -> Iterator[Script]:
+        """Each container once, with the workload that says most of it."""
         visited: set[int] = set()
-        for workload, pod, replicas in _all_pods(document):
-            for node in items(member(pod, "containers")):
+
+        for pod in _all_pods(document):
+            for node in items(member(pod.spec, "containers")):
                 if id(node) not in visited:
                     visited.add(id(node))
-                    yield self._container(node, pod, workload, replicas)
+                    yield self._container(node, pod)
 
-    def _container(
-        self, node: YamlNode, pod: YamlNode, workload: YamlNode, replicas: int | None
-    ) -> Script:
+    def _container(self, node: YamlNode, pod: _Pod) -> Script:
         """One container: what is known of its processes, its command and its variables."""
         limits = mapping(member(node, "resources", "limits"))
         gpus = [scalar(count) for name, count in limits if _GPU_RESOURCE.fullmatch(name)]
-        refused = list(self._refusals(node, pod, workload))
-        if gpus and (replicas or 1) > 1:
+
+        refused = list(self._refusals(node, pod))
+        if gpus and (pod.replicas or 1) > 1:
             refused += self._volumes_of_one_node(pod)
 
         container = Container(
-            kind=text_at(workload, "kind"),
-            replicas=replicas,
+            kind=pod.kind,
+            replicas=pod.replicas,
             gpus=whole_number(gpus[0]) if gpus else None,
             is_without_gpu=bool(limits) and not gpus,
-            shared_memory=_shared_memory_of_pod(node, pod),
-            processes=self._scalar_word(member(workload, "spec", "nprocPerNode")),
+            shared_memory=_shared_memory_of_pod(node, pod.spec),
+            processes=self._scalar_word(member(pod.workload, "spec", "nprocPerNode")),
             name=self._scalar_word(member(node, "name")),
             refused=tuple(refused),
-            unresolved=self._unresolved(pod, workload),
+            unresolved=self._unresolved(pod),
         )
 
-        texts = [(item, _kubernetes_text(scalar(item) or "")) for item in _command_items(node)]
-        words = tuple(self._word(item, text) for item, text in texts)
-        script = self._script(container, [Command(words)] if words else [])
+        items_written = _command_items(node)
+        words = [self._word(item, _kubernetes_text(scalar(item) or "")) for item in items_written]
+        script = self._script(container, [Command(tuple(words))] if words else [])
+
         for entry in items(member(node, "env")):
             self._add_entry(script, entry)
         return script
@@ -151,31 +168,35 @@ class _ManifestReader:
         if variable is not None:
             self._add_variable(script, name, field_path, f"${variable}")
 
-    def _refusals(self, node: YamlNode, pod: YamlNode, workload: YamlNode) -> Iterator[Refusal]:
+    def _refusals(self, node: YamlNode, pod: _Pod) -> Iterator[Refusal]:
         """All for which Kubernetes, or an operator, refuses a container."""
-        is_job = text_at(workload, "apiVersion") == "batch/v1"
-        is_indexed = text_at(workload, "spec", "completionMode") == "Indexed"
+        if pod.kind == "PyTorchJob":
+            yield from self._refused_name(node, pod)
 
-        yield from self._refused_name(node, pod, workload)
+        is_job = text_at(pod.workload, "apiVersion") == "batch/v1"
         if is_job:
             yield from self._refused_policy(node, pod)
-        if is_job and not is_indexed:
+        if is_job and text_at(pod.workload, "spec", "completionMode") != "Indexed":
             yield from self._refused_index(node)
+
         yield from self._refused_values(node)
 
-    def _refused_name(self, node: YamlNode, pod: YamlNode, workload: YamlNode) -> Iterator[Refusal]:
+    def _refused_name(self, node: YamlNode, pod: _Pod) -> Iterator[Refusal]:
+        """The container of a PyTorchJob has a fixed name."""
+        names = [text_at(container, "name") for container in items(member(pod.spec, "containers"))]
         name = self._scalar_word(member(node, "name"))
-        names = [text_at(container, "name") for container in items(member(pod, "containers"))]
-        if text_at(workload, "kind") == "PyTorchJob" and "pytorch" not in names and name:
+
+        if "pytorch" not in names and name:
             message = (
                 f"the operator looks for a container named pytorch, and this one is {name.text}"
             )
             yield Refusal(name, message, "name the container pytorch")
 
-    def _refused_policy(self, node: YamlNode, pod: YamlNode) -> Iterator[Refusal]:
+    def _refused_policy(self, node: YamlNode, pod: _Pod) -> Iterator[Refusal]:
         """The restart policy of a Job; where it is left out, the container is the place."""
         name = self._scalar_word(member(node, "name"))
-        policy = self._scalar_word(member(pod, "restartPolicy")) or name
+        policy = self._scalar_word(member(pod.spec, "restartPolicy")) or name
+
         if policy and policy.text not in {"Never", "OnFailure"}:
             message = "a Job is refused without restartPolicy: Never or OnFailure"
             yield Refusal(policy, message, "write restartPolicy: Never")
@@ -183,6 +204,7 @@ class _ManifestReader:
     def _refused_index(self, node: YamlNode) -> Iterator[Refusal]:
         """The variable of an indexed Job, in one that is not."""
         message = "only pods of a Job with completionMode: Indexed have JOB_COMPLETION_INDEX"
+
         for item in _command_items(node):
             index = _INDEX.search(self.text, *code_in(item, self.text)) if scalar(item) else None
             if index:
@@ -192,44 +214,48 @@ class _ManifestReader:
     def _refused_values(self, node: YamlNode) -> Iterator[Refusal]:
         """Numbers and the like, where Kubernetes wants strings: `value: 29500`."""
         values = [member(entry, "value") for entry in items(member(node, "env"))]
+
         for value in [*values, *_command_items(node)]:
             word = self._scalar_word(value)
             if word is not None and not is_text(value):
                 message = f"{word.text} is no string, and Kubernetes refuses the manifest"
                 yield Refusal(word, message, f'write "{word.text}"')
 
-    def _volumes_of_one_node(self, pod: YamlNode) -> Iterator[Refusal]:
+    def _volumes_of_one_node(self, pod: _Pod) -> Iterator[Refusal]:
         """Claims of this file that only one node may mount."""
-        claims = {
-            text_at(node, "metadata", "name"): items(member(node, "spec", "accessModes"))
-            for node in self.nodes
-            if text_at(node, "kind") == "PersistentVolumeClaim"
-        }
-
+        claims = self._named("PersistentVolumeClaim")
         message = "pods on several nodes mount this volume, and ReadWriteOnce allows one node"
-        for volume in items(member(pod, "volumes")):
-            modes = claims.get(text_at(volume, "persistentVolumeClaim", "claimName"), [])
+
+        for volume in items(member(pod.spec, "volumes")):
+            claim = claims.get(text_at(volume, "persistentVolumeClaim", "claimName"))
+            modes = items(member(claim, "spec", "accessModes"))
             places = [self._scalar_word(mode) for mode in modes]
             if len(places) == 1 and places[0] and places[0].text == "ReadWriteOnce":
                 yield Refusal(places[0], message, "write ReadWriteMany, with a class that has it")
 
-    def _unresolved(self, pod: YamlNode, workload: YamlNode) -> str:
+    def _unresolved(self, pod: _Pod) -> str:
         """Pods have names of their own in a headless service only."""
-        services = {
-            text_at(node, "metadata", "name"): node
-            for node in self.nodes
-            if text_at(node, "kind") == "Service"
-        }
+        if pod.kind == "StatefulSet":
+            name = text_at(pod.workload, "spec", "serviceName")
+        else:
+            name = text_at(pod.spec, "subdomain")
 
-        is_set = text_at(workload, "kind") == "StatefulSet"
-        name = text_at(workload, "spec", "serviceName") if is_set else text_at(pod, "subdomain")
+        services = self._named("Service")
         if name in services and text_at(services[name], "spec", "clusterIP") != "None":
             return f"the service {name} is not headless (clusterIP: None)"
 
         used = [service for service in services if f".{service}" in self.text]
-        if text_at(workload, "kind") == "Job" and not name and used:
+        if pod.kind == "Job" and not name and used:
             return f"without subdomain: {used[0]}, the pods have no names in it"
         return ""
+
+    def _named(self, kind: str) -> dict[str, YamlNode]:
+        """The objects of a kind in this file, by their names."""
+        return {
+            text_at(node, "metadata", "name"): node
+            for node in self.nodes
+            if text_at(node, "kind") == kind
+        }
 
     # Compose
 
@@ -238,11 +264,12 @@ class _ManifestReader:
         services = mapping(listed)
         hosts = frozenset(host for name, node in services for host in _hosts(name, node))
         keys = {scalar(key): key for key, _ in listed.value}
-
         scripts: list[Script] = []
+
         for name, node in services:
             word = self._scalar_word(keys.get(name))
             scripts.append(self._service(word, node, hosts, scripts))
+
         return scripts
 
     def _service(
@@ -251,6 +278,7 @@ class _ManifestReader:
         """One service: what is known of its processes, its command and its variables."""
         devices = items(member(node, "deploy", "resources", "reservations", "devices"))
         keys = {key for key, _ in mapping(node)}
+
         container = Container(
             kind="service",
             name=name,
@@ -267,6 +295,7 @@ class _ManifestReader:
         environment = member(node, "environment")
         for key, value in mapping(environment):
             self._add_variable(script, key, value, _compose_text(scalar(value) or ""))
+
         for item in items(environment):
             key, _, text = (scalar(item) or "").partition("=")
             self._add_variable(script, key, item, _compose_text(text))
@@ -276,6 +305,7 @@ class _ManifestReader:
         """`entrypoint` and `command`: the code of a shell, or a list of words."""
         words: list[Word] = []
         commands: list[Command] = []
+
         for key in ("entrypoint", "command"):
             value = member(node, key)
             words += [self._word(item, _compose_text(scalar(item) or "")) for item in items(value)]
@@ -296,14 +326,17 @@ class _ManifestReader:
         return Word(start, end, text, code=code)
 
     def _scalar_word(self, node: YamlNode | None) -> Word | None:
+        """A scalar as it is written; None for anything else."""
         text = scalar(node)
         return None if node is None or text is None else self._word(node, text)
 
     def _add_variable(self, script: Script, name: str, node: YamlNode, text: str) -> None:
+        """A variable that the container is started with."""
         word = self._word(node, text)
         script.environment.append(Assignment(script, name, word, word.start, word.end))
 
     def _script(self, container: Container, commands: Sequence[Command]) -> Script:
+        """The script of a container, with places in the file."""
         return Script(
             self.path,
             self.shell_text,
@@ -346,38 +379,40 @@ def _compose_text(text: str) -> str:
 def _hosts(name: str, service: YamlNode) -> Iterator[str]:
     """The names that other services reach it by."""
     yield from (name, text_at(service, "container_name"), text_at(service, "hostname"))
+
     for _, network in mapping(member(service, "networks")):
         yield from (scalar(alias) or "" for alias in items(member(network, "aliases")))
 
 
-def _all_pods(document: YamlNode) -> Iterator[tuple[YamlNode, YamlNode, int | None]]:
-    """Each workload, the spec of each of its pods, and the number of pods that work together."""
+def _all_pods(document: YamlNode) -> Iterator[_Pod]:
+    """Each workload's pods; then, for containers of other operators, any mapping as if it were a pod:
+    of those it is not known how many there are."""
     for workload in mappings_in(document):
-        spec = member(workload, "spec")
-        if spec is not None and text_at(workload, "kind"):
-            for pod, replicas in _pods(spec, text_at(workload, "kind")):
-                yield workload, pod, replicas
+        if member(workload, "spec") is not None and text_at(workload, "kind"):
+            yield from _pods(workload, member(workload, "spec"))
 
-    # Of other operators only the containers are known, not how many there are.
-    for pod in mappings_in(document):
-        yield document, pod, None
+    for spec in mappings_in(document):
+        yield _Pod(spec, document, None)
 
 
-def _pods(spec: YamlNode, kind: str) -> Iterator[tuple[YamlNode | None, int | None]]:
-    """The spec of each pod of a workload, and the number of pods that work together."""
+def _pods(workload: YamlNode, spec: YamlNode) -> Iterator[_Pod]:
+    """The groups of a PyTorchJob, a pod itself, or the pods of a template."""
     groups = [group for _, group in mapping(member(spec, "pytorchReplicaSpecs"))]
     counts = [_count(member(group, "replicas")) for group in groups]
     is_fixed = all(counts) and member(spec, "elasticPolicy") is None
+    total = sum(counts) if is_fixed else None
     for group in groups:
-        yield member(group, "template", "spec"), sum(counts) if is_fixed else None
+        yield _Pod(member(group, "template", "spec"), workload, total)
 
     if member(spec, "containers") is not None:
-        yield spec, 1
+        yield _Pod(spec, workload, 1)
 
-    pods = _count(member(spec, "parallelism" if kind == "Job" else "replicas"))
-    if kind == "Job" and member(spec, "completions") is not None:
-        pods = min(pods, _count(member(spec, "completions")))
-    yield member(spec, "template", "spec"), pods or None
+    is_job = text_at(workload, "kind") == "Job"
+    replicas = _count(member(spec, "parallelism" if is_job else "replicas"))
+    completions = member(spec, "completions")
+    if is_job and completions is not None:
+        replicas = min(replicas, _count(completions))
+    yield _Pod(member(spec, "template", "spec"), workload, replicas or None)
 
 
 def _count(node: YamlNode | None) -> int:
@@ -392,10 +427,11 @@ def _shared_memory_of_pod(container: YamlNode, pod: YamlNode) -> int | None:
 
     volumes = {text_at(volume, "name"): volume for volume in items(member(pod, "volumes"))}
     for mount in items(member(container, "volumeMounts")):
-        if text_at(mount, "mountPath").rstrip("/") == _SHARED_MEMORY:
-            directory = member(volumes.get(text_at(mount, "name")), "emptyDir")
-            is_on_disk = directory is not None and text_at(directory, "medium") != "Memory"
-            return 0 if is_on_disk else parse_size(text_at(directory, "sizeLimit"))
+        if text_at(mount, "mountPath").rstrip("/") != _SHARED_MEMORY:
+            continue
+        directory = member(volumes.get(text_at(mount, "name")), "emptyDir")
+        is_on_disk = directory is not None and text_at(directory, "medium") != "Memory"
+        return 0 if is_on_disk else parse_size(text_at(directory, "sizeLimit"))
 
     return DEFAULT_SHARED_MEMORY
 
@@ -437,7 +473,7 @@ _ENV = re.compile(
 def read_dockerfile(path: Path, text: str) -> Script:
     """The variables and the command of an image."""
     script = Script(path, text, container=Container(kind="image", replicas=None))
-    started: dict[str, list[Command]] = {}
+    started: dict[str, list[Command]] = {"ENTRYPOINT": [], "CMD": []}
 
     for instruction in _INSTRUCTION.finditer(text):
         name = instruction["name"].upper()
@@ -445,17 +481,23 @@ def read_dockerfile(path: Path, text: str) -> Script:
         if name == "FROM":  # The image is the last of its stages.
             script.environment.clear()
         elif name == "ENV":
-            for pair in _ENV.finditer(text, *span):
-                value = Word(*pair.span(2), pair[2].strip("\"'"))
-                script.environment.append(Assignment(script, pair[1], value, *pair.span()))
-        elif name in {"ENTRYPOINT", "CMD"}:
+            script.environment += _image_variables(script, *span)
+        elif name in started:
             started[name] = _image_commands(text, *span)
 
-    commands = started.get("ENTRYPOINT") or started.get("CMD") or []
-    if len(started) == 2 and len(commands) == 1 and started["CMD"]:
-        commands = [Command((*commands[0].words, *started["CMD"][0].words))]  # its arguments
+    commands = started["ENTRYPOINT"] or started["CMD"]
+    if len(started["ENTRYPOINT"]) == 1 and started["CMD"]:
+        arguments = started["CMD"][0].words
+        commands = [Command((*commands[0].words, *arguments))]
     script.written_commands = commands
     return script
+
+
+def _image_variables(script: Script, start: int, end: int) -> Iterator[Assignment]:
+    """`ENV NAME=value OTHER="a value"`, `ENV NAME value`."""
+    for pair in _ENV.finditer(script.text, start, end):
+        value = Word(*pair.span(2), pair[2].strip("\"'"))
+        yield Assignment(script, pair[1], value, *pair.span())
 
 
 def _image_commands(text: str, start: int, end: int) -> list[Command]:

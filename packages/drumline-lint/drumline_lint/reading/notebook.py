@@ -81,6 +81,7 @@ def _is_python(document: dict[str, Any]) -> bool:
     metadata = _dict(document.get("metadata"))
     of_kernel = _dict(metadata.get("kernelspec")).get("language")
     language = _dict(metadata.get("language_info")).get("name") or of_kernel
+
     return not isinstance(language, str) or "python" in language.lower()
 
 
@@ -93,6 +94,7 @@ def _joined(code: Any) -> str:
     """The code of a cell, which is a text or a list of lines."""
     lines = code if isinstance(code, list) else [code]
     text = "".join(line for line in lines if isinstance(line, str))
+
     return re.sub(r"\r\n?", "\n", text)
 
 
@@ -172,6 +174,7 @@ def _lines_of_cells(data: bytes) -> dict[int, list[int]]:
         for text in source if isinstance(source, list) else [source]:
             if not isinstance(text, str) or not text:
                 continue
+
             start = max(written.find(form, position) for form in _json_forms(text))
             if start >= 0:
                 line_number += written.count("\n", position, start)

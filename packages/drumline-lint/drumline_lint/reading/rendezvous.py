@@ -95,7 +95,8 @@ def set_by_container(launch: Launch, word: Word) -> Assignment | None:
     """Where the environment of a container has the value of a word that is a variable."""
     name = replace(word, text=word.text.replace("$$", "$")).variable
     environment = launch.script.outermost.environment
-    variables = [item for item in environment if item.name == name]
+    variables = [variable for variable in environment if variable.name == name]
+
     return variables[0] if len(variables) == 1 else None
 
 
@@ -119,14 +120,17 @@ def launch_variables(script: Script) -> list[Assignment]:
     """The variables that the processes of any launch see, also by `docker run -e` and `mpirun
     -x`."""
     scopes = dict.fromkeys([script, *(launch.script for launch in launches(script))])
-    exported = [item for scope in scopes for item in scope.assignments if item.is_seen]
-    return [*exported, *(item for launch in launches(script) for item in _passed(launch))]
+    variables = [item for scope in scopes for item in scope.assignments if item.is_seen]
+
+    for launch in launches(script):
+        variables += _passed(launch)
+    return variables
 
 
 def _passed(launch: Launch) -> Iterator[Assignment]:
     """`-e NAME=value` of docker and the like, as assignments."""
     for option, word in itertools.pairwise((*launch.docker, *launch.mpirun)):
         pair = _NAME_AND_VALUE.fullmatch(word.plain or "")
-        if option.plain in _PASSES_VARIABLE and pair:
+        if pair and option.plain in _PASSES_VARIABLE:
             value = replace(word, text=pair[2])
             yield Assignment(launch.script, pair[1], value, word.start, word.end)

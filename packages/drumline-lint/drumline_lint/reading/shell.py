@@ -206,6 +206,7 @@ class Script:
             name = written[f"file{suffix}"].replace('"', "").removeprefix("./")
             quote = written["quote"] or written["quote_first"]
             files[name] = WrittenFile(*written.span(f"code{suffix}"), bool(quote))
+
         return files
 
     @cached_property
@@ -218,18 +219,22 @@ class Script:
     def variables(self) -> Mapping[str, list[Assignment]]:
         """The assignments of each name, without those for a single command."""
         by_name: dict[str, list[Assignment]] = {}
+
         for assignment in self.assignments:
             if not assignment.is_for_command:
                 by_name.setdefault(assignment.name, []).append(assignment)
+
         return by_name
 
     @cached_property
     def command_variables(self) -> Mapping[tuple[int, str], Assignment]:
         """The assignments before a command and for it alone, by where it begins."""
         by_place: dict[tuple[int, str], Assignment] = {}
+
         for assignment in self.assignments:
             if assignment.is_for_command and assignment.command:
                 by_place[assignment.command.start, assignment.name] = assignment
+
         return by_place
 
     @cached_property
@@ -243,6 +248,7 @@ class Script:
         for command in self.commands:
             if _exports(command):
                 names.update(word.head for word in command.words[1:] if word.head.isidentifier())
+
         return frozenset(names)
 
     def constant(self, word: Word) -> str | None:
@@ -269,7 +275,10 @@ class Script:
         """Where a word's value is written: the word itself, or the assignment of its only
         variable."""
         names = [name[1] or name[2] for name in _VARIABLE.finditer(word.text)]
-        assigned = self.variables.get(names[0], []) if len(names) == 1 else []
+        if len(names) != 1:
+            return word
+
+        assigned = self.variables.get(names[0], [])
         return assigned[0] if len(assigned) == 1 else word
 
     def expanded(self, words: Sequence[Word], depth: int = 0) -> Iterator[Word]:
@@ -282,8 +291,10 @@ class Script:
                 yield from self.expanded(inner, depth + 1)
 
     def place(self, node: TextRange) -> Place:
+        """Where a word or an assignment is written."""
         line, column = self._position(node.start)
         end_line, end_column = self._position(node.end)
+
         return Place(
             path=str(self.path), line=line, column=column, end_line=end_line, end_column=end_column
         )
@@ -320,6 +331,7 @@ class Script:
         for changing in _CHANGED_ELSEWHERE.finditer(self.text):
             text = " ".join(filter(None, changing.groups()))
             names.update(re.findall(r"[A-Za-z_]\w*", text))
+
         return frozenset(names)
 
     def _value(self, name: str, depth: int) -> str | None:
@@ -334,6 +346,7 @@ class Script:
         assignment = self._only_assignment(name)
         if assignment is None or assignment.value.items is not None:
             return None
+
         return self.substituted(assignment.value.text, depth + 1)
 
     def _only_assignment(self, name: str) -> Assignment | None:
@@ -377,6 +390,7 @@ class Script:
                 yield self._assignment(word, command, is_exported, is_for_command)
 
     def _is_assignment(self, word: Word) -> bool:
+        """`NAME=value`, `NAME+=value`, `NAME[0]=value`."""
         return ASSIGNMENT.match(self.text, word.start, word.end) is not None
 
     def _assignment(
@@ -407,6 +421,7 @@ def read_readme(path: Path, text: str) -> Script:
     """The commands in its blocks of code, but for those in Python."""
     blocks = [block[2] for block in _FENCE.finditer(text) if block[1].lower() not in _OTHER_CODE]
     commands = _PROMPT.sub("", "\n".join(blocks))
+
     return Script(path, commands, is_readme=True)
 
 
@@ -418,6 +433,8 @@ def line_starts(text: str) -> Sequence[int]:
 def _exports(command: Command) -> bool:
     """`export`, `declare -x` and `typeset -x`."""
     words = [word.plain or "" for word in command.words]
+    if words[0] == "export":
+        return True
+
     is_declared = words[0] in {"declare", "typeset"}
-    has_flag = any(re.fullmatch(r"-\w*x\w*", word) for word in words[1:])
-    return words[0] == "export" or (is_declared and has_flag)
+    return is_declared and any(re.fullmatch(r"-\w*x\w*", word) for word in words[1:])

@@ -45,6 +45,7 @@ class Word:
     def variable(self) -> str:
         """The variable that is all of the word, as in `${NAME:-1}`; empty for other words."""
         name = _VARIABLE.fullmatch(self.text)
+
         return (name[1] or name[2]) if name else ""
 
     def behind(self, length: int) -> Word:
@@ -206,6 +207,7 @@ class _Reader:
         return [self._word(node) for node in nodes if _is_word(node)]
 
     def _word(self, node: Node) -> Word:
+        """A word, with its place in the whole text."""
         start = self._offset + node.start_byte
         end = self._offset + node.end_byte
         return Word(start, end, self._unquoted(node), self._array(node))
@@ -222,15 +224,18 @@ class _Reader:
         written = self._written(node)
         if node.type in _PARTS and node.children:
             return "".join(self._unquoted(child) for child in node.children)
+
         if node.type == "string":
             return _ESCAPED_IN_QUOTES.sub(r"\1", written[1:-1])
         if node.type in {"raw_string", "ansi_c_string"}:
             return written.lstrip("$")[1:-1].replace("$", "\\$")
+
         if node.type in _EXPANSIONS:
             return written
         return _ESCAPED.sub(_unescaped, written)
 
     def _written(self, node: Node) -> str:
+        """The text of a node, with its quotes."""
         return self._text[self._offset + node.start_byte : self._offset + node.end_byte]
 
 

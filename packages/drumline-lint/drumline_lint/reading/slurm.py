@@ -65,6 +65,7 @@ class Options:
             count = whole_number(value.rpartition(":")[2])
             if count is not None:
                 return count
+
         return None
 
     @property
@@ -120,6 +121,7 @@ def header_options(text: str) -> Options:
         with suppress(ValueError):  # A quote that is not closed.
             words = [Word(0, 0, word) for word in shlex.split(line.text, comments=True)]
             options |= read_options(words, lambda word: word.plain)[0]
+
     return Options(options)
 
 

@@ -61,6 +61,7 @@ def is_silenced(silenced: Silenced, rule: str, name: str, lines: Lines) -> bool:
         rules = silenced.get(line)
         if rules is not None and (not rules or rule in rules or name.upper() in rules):
             return True
+
     return False
 
 
@@ -112,6 +113,7 @@ class Source:
 
     @property
     def is_notebook(self) -> bool:
+        """Whether it is the code of a notebook's cells."""
         return bool(self.cells)
 
     def place(self, node: ast.AST) -> Place:
@@ -158,9 +160,12 @@ class Source:
 
     def between(self, start: tuple[int, int], end: tuple[int, int | None]) -> str:
         """The text from one position to another, as `ast` counts them."""
-        written = [line.encode() for line in self.lines[start[0] - 1 : end[0]]]
-        written[-1] = written[-1][: end[1]]
-        written[0] = written[0][start[1] :]
+        first_line, first_column = start
+        last_line, last_column = end
+
+        written = [line.encode() for line in self.lines[first_line - 1 : last_line]]
+        written[-1] = written[-1][:last_column]
+        written[0] = written[0][first_column:]
         return b"\n".join(written).decode(errors="replace")
 
 
@@ -212,6 +217,7 @@ def syntax_problem(error: BaseException, path: Path, *, cell: int | None = None)
     if not isinstance(error, SyntaxError):
         is_deep = isinstance(error, RecursionError | MemoryError)
         why = "is nested too deeply to be parsed" if is_deep else f"cannot be parsed: {error}"
+
         return problem(UNREADABLE, path, f"the code {why}", cell=cell)
 
     this = f"{sys.version_info.major}.{sys.version_info.minor}"
