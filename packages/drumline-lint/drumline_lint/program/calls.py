@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 
 from drumline_lint.program import names
@@ -24,6 +24,7 @@ def argument(call: ast.Call, number: int | None, name: str) -> ast.expr | None:
 
     if any(isinstance(value, ast.Starred) for value in call.args[: number + 1]):
         return None
+
     return call.args[number]
 
 
@@ -67,26 +68,17 @@ def _is_method(function: NamedFunction) -> bool:
     return enclosing_class(function) is not None and not is_static
 
 
-def calls_in_all(program: ProgramView, full_names: tuple[str, ...]) -> Iterator[ast.Call]:
-    """All calls of these in all given files."""
-    for source in program.files.sources:
-        yield from program.calls(source, *full_names)
-
-
 def calls_in(program: ProgramView, source: Source, full_names: tuple[str, ...]) -> list[ast.Call]:
     """All calls of these in a file, by the library's full name, in the order of the text."""
     by_last = _by_last_name(full_names)
     calls = program.files.index(source).calls
+    renamed = aliases(program, source, (*by_last, *full_names)) - by_last.keys()
     matching: list[ast.Call] = []
 
-    for last, meanings in by_last.items():
-        for call in calls.get(last, ()):
+    for written in (*by_last, *renamed):
+        meanings = by_last.get(written, full_names)
+        for call in calls.get(written, ()):
             if program.name_of(call.func) in meanings:
-                matching.append(call)
-
-    for alias in aliases(program, source, (*by_last, *full_names)) - by_last.keys():
-        for call in calls.get(alias, ()):
-            if program.name_of(call.func) in full_names:
                 matching.append(call)
 
     return sorted(matching, key=position)

@@ -53,6 +53,7 @@ from drumline_lint.program.value import (
     RankTest,
     Value,
     Values,
+    constants_in,
     from_library,
     of_constant,
     only,
@@ -144,6 +145,7 @@ def _called(program: ProgramView, callee: Value, node: ast.Call) -> Values:
 
     if isinstance(callee, (RankTest, Rank)):
         return only(callee)
+
     return NOTHING
 
 
@@ -156,7 +158,7 @@ def _called_library(program: ProgramView, name: str, node: ast.Call) -> Values:
 
     if name in ("os.getenv", "os.environ.get"):
         keys = program.values(node.args[0]) if node.args else NOTHING
-        return union(ranks.by_variable(key.value) for key in keys if isinstance(key, ConstantValue))
+        return union(map(ranks.by_variable, constants_in(keys)))
 
     passed: Values = NOTHING
     if name in PASSED_THROUGH and node.args:
@@ -188,8 +190,8 @@ def _of_unary(program: ProgramView, node: ast.UnaryOp) -> Values:
     if not isinstance(node.op, ast.USub):
         return NOTHING
 
-    numbers = [value.value for value in inner if isinstance(value, ConstantValue)]
-    return frozenset(ConstantValue(-number) for number in numbers if isinstance(number, int))
+    numbers = [number for number in constants_in(inner) if isinstance(number, int)]
+    return frozenset(ConstantValue(-number) for number in numbers)
 
 
 def _of_comparison(program: ProgramView, node: ast.Compare) -> Values:
@@ -215,7 +217,7 @@ def _of_comparison(program: ProgramView, node: ast.Compare) -> Values:
 def _of_subscript(program: ProgramView, node: ast.Subscript) -> Values:
     """`os.environ["RANK"]`, an item of a tuple that is written out, a part of a batch; of anything
     else what the key means: `settings["rank"]`."""
-    keys = [value.value for value in program.values(node.slice) if isinstance(value, ConstantValue)]
+    keys = constants_in(program.values(node.slice))
     values: set[Value] = set()
 
     for value in program.values(node.value):
@@ -228,6 +230,7 @@ def _of_subscript(program: ProgramView, node: ast.Subscript) -> Values:
 
     if not values and keys and isinstance(keys[0], str):
         return ranks.by_name(keys[0])
+
     return frozenset(values)
 
 
@@ -256,6 +259,7 @@ def reaching_bindings(bindings: list[Binding], use: ast.Name) -> list[Binding]:
             plain.append(binding)
         elif parent_of(binding.node) in around and binding.value not in around:
             return [binding]
+
     if len(plain) < 2:
         return plain or bindings
 
@@ -299,7 +303,8 @@ def _is_before(binding: Binding, use: ast.Name, around: Sequence[ast.AST]) -> bo
 
 
 def _is_certain(binding: Binding, around: Sequence[ast.AST]) -> bool:
-    """Whether everything that comes to the use has come past it."""
+    """Whether everything that comes to the use has come past it: a parameter, or a statement of a
+    block that the use is in."""
     node = binding.node
     if isinstance(node, ast.arg) or node in around:
         return True
@@ -423,6 +428,7 @@ def _bind(program: ProgramView, binding: Binding) -> Values:
 
     if binding.value is None:
         return NOTHING
+
     return unpacked(program, program.values(binding.value), binding.path)
 
 
@@ -441,6 +447,7 @@ def _imported(program: ProgramView, name: str, source: Source) -> Values:
 
     if name.startswith("."):
         return ranks.by_name(last)
+
     return ranks.of_library(name) or from_library(names.canonical(name))
 
 
@@ -460,6 +467,7 @@ def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
     says_less = all(isinstance(value, (Method, ConstantValue)) for value in values)
     if named and says_less and not ranks.is_other_number(values):
         return named
+
     return values
 
 
@@ -491,6 +499,7 @@ def _find_member(program: ProgramView, owner: Instance | Class, name: str) -> Va
     """The attribute of the nearest class that has it; where a library's class may have it, a method
     of the library."""
     places = ancestry(program, owner.of if isinstance(owner, Instance) else owner.node)
+
     for place in places:
         if not isinstance(place, str) and (values := _own_member(program, place, name, owner)):
             return frozenset(values)
@@ -498,6 +507,7 @@ def _find_member(program: ProgramView, owner: Instance | Class, name: str) -> Va
     is_of_library = any(isinstance(place, str) for place in places)
     if is_of_library and not ranks.by_name(name):
         return only(Method(owner, name))
+
     return NOTHING
 
 
@@ -514,7 +524,7 @@ def _own_member(
                 values.add(value)
             elif _is_property(value.node):
                 values |= returned(program, value.node)
-            else:
+            else:  # a method of this instance
                 values.add(Function(value.node, owner))
 
     for target, binding in index.attributes.get(name, ()):
@@ -547,7 +557,9 @@ def _assigned_nearby(program: ProgramView, node: ast.Attribute) -> Values:
     if not written:
         return NOTHING
 
-    targets = program.files.index(source_of(node)).attributes.get(node.attr, ())
-    return union(
-        bound(program, binding) for target, binding in targets if dotted(target.value) == written
-    )
+    values: Values = NOTHING
+    for target, binding in program.files.index(source_of(node)).attributes.get(node.attr, ()):
+        if dotted(target.value) == written:
+            values |= bound(program, binding)
+
+    return values

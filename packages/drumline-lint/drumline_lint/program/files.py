@@ -78,6 +78,7 @@ def _fill_nodes(source: Source, index: Index) -> list[tuple[type, Any]]:
     # Inner nodes first: the last node inside a node is that of its last child.
     for node, last in reversed(ends):
         node._last = getattr(last, "_last", last._number)
+
     source.tree = tree
     return binders
 
@@ -347,6 +348,7 @@ class Files:
         for source in self._by_file_name.get(name, ()):
             if source.path in places:
                 return source
+
         return None
 
     def _find_module(self, name: str, seen_from: Source) -> Source | None:
@@ -382,6 +384,7 @@ class Files:
 
     @cached_property
     def _by_path(self) -> dict[str, Source]:
+        """By the path, as it was given."""
         return {str(source.path): source for source in self.sources}
 
     @cached_property
@@ -405,6 +408,7 @@ def package_of(name: str) -> str:
         return ""
     if "." not in inner:
         return name.removesuffix(inner)
+
     return name.rpartition(".")[0]
 
 

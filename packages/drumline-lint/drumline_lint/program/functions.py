@@ -50,6 +50,7 @@ def ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | st
 
 
 def _find_ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | str]:
+    """Breadth first: the class, its bases, their bases."""
     classes: list[ast.ClassDef | str] = [node]
 
     for place in classes:  # which grows meanwhile
@@ -101,6 +102,7 @@ def name_of_owner(program: ProgramView, owner: Value) -> str:
 
     if not isinstance(owner, (Instance, Class)):
         return ""
+
     node = owner.of if isinstance(owner, Instance) else owner.node
     of_libraries = [place for place in ancestry(program, node) if isinstance(place, str)]
     return of_libraries[0] if of_libraries else node.name
@@ -127,6 +129,7 @@ def function_of(program: ProgramView, call: ast.Call) -> FunctionNode | None:
         return first.node
     if isinstance(first, Class):
         return method(program, first.node, "__init__")
+
     return method(program, first.of, called_as(program, first.of))
 
 
@@ -165,6 +168,7 @@ def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call
     owner = enclosing_class(function)
     if owner is not None and name in ("forward", "__call__"):
         return []  # calls of an instance cannot be found by name
+
     if owner is not None and name == "__init__":
         name = owner.name
 

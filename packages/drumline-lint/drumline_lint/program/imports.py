@@ -70,6 +70,7 @@ def any_text_near(program: Program, source: Source, *words: str) -> bool:
 
 @cached_query
 def _has_word(program: Program, component: frozenset[Source], words: tuple[str, ...]) -> bool:
+    """Cached by the component, as below."""
     return any(word in source.text for source in component for word in words)
 
 
@@ -101,6 +102,7 @@ def _components(program: Program) -> dict[Source, frozenset[Source]]:
             added = neighbours[pending.pop()] - component
             component |= added
             pending += added
+
         components |= dict.fromkeys(component, frozenset(component))
 
     return components
@@ -119,4 +121,5 @@ def _modules(statement: ast.Import | ast.ImportFrom) -> Iterator[str]:
         chain = [name]
         while package := package_of(chain[-1]):
             chain.append(package)
+
         yield from reversed(chain)

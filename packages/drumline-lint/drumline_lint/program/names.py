@@ -86,7 +86,9 @@ def canonical(name: str) -> str:
     """One name for things that can be imported from several places."""
     if name in _SAME:
         return _SAME[name]
+
     for beginning, instead in _SAME_BEGINNINGS:
         if name.startswith(beginning):
             return instead + name.removeprefix(beginning)
+
     return name

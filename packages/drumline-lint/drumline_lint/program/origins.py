@@ -19,7 +19,7 @@ from drumline_lint.program.tree import (
     last_name,
     nodes_in,
 )
-from drumline_lint.program.value import ConstantValue, Instance, Rank
+from drumline_lint.program.value import Instance, Rank, constants_in
 
 MOST_PARTS = 200
 """The most expressions for one query: more occur only in generated code."""
@@ -170,10 +170,12 @@ def is_one(program: Program, number: ast.expr) -> bool:
 
 
 def constants(program: Program, number: ast.expr) -> set[object]:
-    """What it is known to be, also as the default of an option."""
+    """What it is known to be, also as the default of an option: 4 for `args.num_steps`, if the
+    option has this default."""
     written = [number, *_defaults_of_option(program, last_name(number))]
-    values = [value for expression in written for value in program.values(expression)]
-    return {value.value for value in values if isinstance(value, ConstantValue)}
+    return {
+        constant for expression in written for constant in constants_in(program.values(expression))
+    }
 
 
 def _defaults_of_option(program: Program, name: str) -> Iterator[ast.expr | None]:

@@ -49,9 +49,11 @@ class Program:
     # The files.
 
     def index(self, source: Source) -> Index:
+        """All nodes of a file, by kind, and its scopes."""
         return self.files.index(source)
 
     def tree(self, source: Source) -> ast.Module:
+        """The tree of a file; its nodes have their places only once it has been indexed."""
         self.files.index(source)
         return source.tree
 
@@ -64,6 +66,7 @@ class Program:
         return self.launches.get(source.path, ())
 
     def module(self, name: str, seen_from: Source) -> Source | None:
+        """The given file that an import refers to."""
         return self.files.module(name, seen_from)
 
     # Caches.
@@ -108,6 +111,7 @@ class Program:
         name = max(map(self._library_name, self.values(expression)), default="")
         if expression in self._results:
             self._names[expression] = name
+
         return name
 
     def _library_name(self, value: Value) -> str:
@@ -128,8 +132,11 @@ class Program:
 
     def all_calls(self, *full_names: str) -> Iterator[ast.Call]:
         """All calls of these in all given files."""
-        key = ("all calls", full_names)
-        return iter(self.cached(key, lambda: list(calls.calls_in_all(self, full_names))))
+
+        def find() -> list[ast.Call]:
+            return [call for source in self.sources for call in self.calls(source, *full_names)]
+
+        return iter(self.cached(("all calls", full_names), find))
 
     # Names, functions and classes of the given files.
 
@@ -141,6 +148,7 @@ class Program:
         function = functions.function_of(self, call)
         if self.meanings.is_idle:  # within a query, its result may be incomplete
             self._functions[call] = function
+
         return function
 
     callers = functions.callers

@@ -70,6 +70,7 @@ class QueryCache:
         depths = self._depths
         if not depths:
             self._begin()
+
         if key in depths or len(depths) > self.deepest or self._num_looked > self.farthest:
             self._cut = min(self._cut, depths.get(key, 0))
             return meanwhile
@@ -95,6 +96,7 @@ class QueryCache:
         result = find()
         if not was_cut and self._cut == NOT_CUT:
             self.results[key] = result
+
         return result
 
     def _keep(self, key: object, result: object, depth: int) -> None:
@@ -154,6 +156,7 @@ def cached_query(
         key = arguments[0] if len(arguments) == 1 else arguments
         if key not in answers:
             answers[key] = find(program, *arguments, **named)
+
         result: Found = answers[key]
         return result
 
@@ -178,6 +181,7 @@ def unpacked(program: ProgramView, values: Values, path: tuple[int, ...]) -> Val
                 inner |= program.values(value.items[number])
             elif isinstance(value, LoopItem):
                 inner.add(value)
+
         values = frozenset(inner)
 
     return values
@@ -193,6 +197,7 @@ def each(program: ProgramView, binding: Binding) -> Values:
 
     if values:
         return frozenset(values)
+
     return NOTHING if is_counter(binding) else only(LoopItem(iterated(binding.value)))
 
 

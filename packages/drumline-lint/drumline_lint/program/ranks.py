@@ -8,7 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from drumline_lint.program.value import NOTHING, ConstantValue, Rank, RankTest, Value, Values, only
+from drumline_lint.program.value import (
+    NOTHING,
+    ConstantValue,
+    Rank,
+    RankTest,
+    Value,
+    Values,
+    constants_in,
+    only,
+)
 
 # The kind of rank (see `Rank`) that an environment variable, a function and a name stand for.
 OF_VARIABLE = {
@@ -40,26 +49,31 @@ OF_NAME = {
     }.items()
     for name in names.split()
 }
+# `is_main_process`, `rank_zero_only`.
 _MAIN = re.compile(
     r"""(is_|on_|am_i_)?(the_)?(global_|world_)?
     (main|master|primary|chief|leader|coordinator|root|rank_?0|rank_?zero|global_zero|first_rank|world_process_zero)
     (_process|_rank|_worker|_proc|_only)?""",
     re.VERBOSE,
 )
+# `is_local_main_process`, `local_rank0`.
 _LOCAL_MAIN = re.compile(
     r"(is_|on_)?local_(main|master|primary|rank_?0|rank_?zero|zero|process_zero|chief|leader)(_process|_rank)?"
 )
-# Groups of ranks that share a model, a batch or a stage.
+# Groups of ranks that share a model, a batch or a stage: `tp_rank`, `data_parallel_rank`.
 _OF_GROUP = re.compile(
     r"(tp|dp|pp|cp|ep|sp|mp|((tensor|data|pipeline|context|expert|sequence|model)_)+parallel)_(rank|local_rank)"
 )
+# Objects that are groups: `dp_group`, `device_mesh`.
 _GROUPS = re.compile(r"(.*_)?(group|pg|mesh)")
 # Plain words that mean many other things too.
 _VAGUE = {"main", "master", "primary", "root", "leader", "chief", "coordinator", "the_main"}
+# Parts of names that say whether there are several processes, and those that say the opposite.
 _BEING_DISTRIBUTED = re.compile(
     r"dist(?!anc|ill|rib(?!uted))|ddp|initialized|world_size|rank|num_processes|n_?gpus?|nproc|parallel|single"
 )
 _OF_ONE_PROCESS = re.compile(r"single|disable|(^|_)(no|not|non|without)_")
+# `world_size`, `num_processes`; not `local_world_size`.
 _WORLD_SIZES = re.compile(r"world_?size|num_(processes|replicas|ranks)|^nprocs$")
 _OF_ONE_HOST = re.compile(r"local|per_(node|host)")
 
@@ -79,6 +93,7 @@ def by_name(name: str) -> Values:
         return only(RankTest("global", True))
     if _LOCAL_MAIN.fullmatch(plain):
         return only(RankTest("local", True))
+
     return NOTHING
 
 
@@ -102,6 +117,7 @@ def of_member(makers: set[str], owner: str, name: str) -> Values:
     if any(maker.startswith("torch.") for maker in makers):
         # a device mesh's
         return only(Rank("group")) if name == "get_local_rank" else NOTHING
+
     return by_name(name)
 
 
@@ -141,6 +157,7 @@ def is_world_size(node: ast.AST) -> bool:
     one host's number."""
     if isinstance(node, ast.Call):
         node = node.func
+
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         return node.slice.value == "WORLD_SIZE"
 
@@ -156,10 +173,7 @@ def _plain_name(node: ast.AST) -> str:
 def is_other_number(default: Values) -> bool:
     """Whether a parameter named `rank` is another number: the rank of a matrix has a default such
     as 4 or 8."""
-    return any(
-        isinstance(value, ConstantValue) and value.value not in (0, -1, None, "", "0")
-        for value in default
-    )
+    return any(constant not in (0, -1, None, "", "0") for constant in constants_in(default))
 
 
 def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
@@ -168,6 +182,7 @@ def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
     is_or = isinstance(test.op, ast.Or)
     num_with_ranks = 0
     num_counting = 0
+
     for operand, values in zip(test.values, operands, strict=True):
         has_rank = any(isinstance(value, (RankTest, Rank)) for value in values)
         num_with_ranks += has_rank
@@ -185,6 +200,7 @@ def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
     tests = {value for value in combination if isinstance(value, RankTest)}
     if len(tests) < 2:
         return combination
+
     some = frozenset(RankTest(rank_test.kind, None, rank_test.is_needed) for rank_test in tests)
     return some | (combination - tests)
 
@@ -238,13 +254,13 @@ def compared(operator: ast.cmpop, left: Values, right: Values) -> Values:
 
 def _compared_tests(operator: ast.cmpop, left: Values, right: Values) -> Values:
     """`is_main is True`, `is_main == False`."""
-    truths = {value.value for value in right if isinstance(value, ConstantValue)}
-    if len(truths) != 1 or not isinstance(next(iter(truths)), bool):
+    constants = constants_in(right)
+    if len(constants) != 1 or not isinstance(constants[0], bool):
         return NOTHING
 
     tests = frozenset(value for value in left if isinstance(value, RankTest))
     is_equal = isinstance(operator, (ast.Eq, ast.Is))
-    return tests if is_equal == (True in truths) else negated(tests)
+    return tests if is_equal == constants[0] else negated(tests)
 
 
 IS_MAIN = {"the main one": True, "the others": False, "some": None}
@@ -252,7 +268,7 @@ IS_MAIN = {"the main one": True, "the others": False, "some": None}
 
 def _who(operator: ast.cmpop, compared_with: Values, is_turned: bool) -> str:
     """Which ranks `rank OPERATOR other` selects; "all" if it does not select some."""
-    numbers = {_number(value.value) for value in compared_with if isinstance(value, ConstantValue)}
+    numbers = set(map(_number, constants_in(compared_with)))
     if numbers & {-1, None} and 0 not in numbers:
         return "all"  # `rank != -1`: whether there are ranks at all
 
@@ -268,6 +284,7 @@ def _who(operator: ast.cmpop, compared_with: Values, is_turned: bool) -> str:
         return "all"  # `rank >= 0`, and `rank < 0`, which none is
     if is_greater:
         return "the others" if is_zero or numbers == {1} else "some"
+
     return "the main one" if is_zero or (numbers == {1} and is_strict) else "some"
 
 

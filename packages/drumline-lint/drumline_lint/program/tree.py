@@ -34,6 +34,7 @@ _LEAVES = (ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal)
 
 
 def _fields_with_nodes(kind: type[ast.AST]) -> tuple[str, ...]:
+    """The fields of a kind of node that hold its children."""
     if kind in _LEAVES:
         return ()
     return tuple(name for name in kind._fields if name not in _WITHOUT_NODES | _LEFT_OUT)
@@ -53,6 +54,7 @@ def _compact(kind: type[ast.AST]) -> type[ast.AST]:
     slots = [*kind._fields, *kind._attributes, "_up", "_scope", "_number"]
     if FIELDS[kind]:
         slots.append("_last")
+
     if kind in SCOPES:
         slots.append("_source")
 
@@ -257,6 +259,7 @@ def dotted(expression: ast.expr) -> str:
 
     if not isinstance(expression, ast.Name):
         return ""
+
     return ".".join([expression.id, *reversed(parts)])
 
 
@@ -274,6 +277,7 @@ def children(node: ast.AST) -> list[Any]:
 
     if kind in _WITH_GAPS:
         return [child for child in nodes if child is not None]
+
     return nodes
 
 
@@ -292,6 +296,7 @@ def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> 
 
     if len(kinds) > 1:
         nodes.sort(key=_number)
+
     if into_functions:
         return nodes
 

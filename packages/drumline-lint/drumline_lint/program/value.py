@@ -198,6 +198,11 @@ def only(value: Value) -> Values:
     return frozenset({value})
 
 
+def constants_in(values: Values) -> list[object]:
+    """The constants among them, as Python has them: 0 and "cuda"."""
+    return [value.value for value in values if isinstance(value, ConstantValue)]
+
+
 @lru_cache(maxsize=None, typed=True)  # True is not 1
 def of_constant(value: object) -> Values:
     """Shared by all places where it is written."""

@@ -14,6 +14,7 @@ from drumline_lint.reading.slurm import Options, whole_number
 TASK_VARIABLES = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
 """Slurm gives each task its own value; in a batch script they are 0."""
 _TASK_VARIABLE = re.compile(r"SLURM_(?:PROCID|LOCALID|NODEID)|JOB_COMPLETION_INDEX")
+# Options that say on which hosts mpirun starts processes.
 _HOSTS_OF_MPIRUN = re.compile(
     r"--?(?:hostfile|machinefile|hosts?|npernode|per-?host|ppn)\b|-H|-N|ppr:"
 )
@@ -40,6 +41,7 @@ def started_on_nodes(launch: Launch) -> int | None:
     is_one_task = batch.number("ntasks") == 1 and "ntasks-per-node" not in batch.by_name
     if srun.number("ntasks") == 1 or (is_one_task and not says_more):
         return 1
+
     return srun.number("nodes") if "nodes" in srun.by_name else batch.number("nodes")
 
 
@@ -74,6 +76,7 @@ def _srun_tasks(srun: Options, batch: Options) -> int | None:
             if total == 1:
                 return 1
             return math.ceil(total / nodes) if total and nodes else None
+
         if "ntasks-per-node" in options.by_name:
             return options.number("ntasks-per-node")
 
@@ -96,6 +99,7 @@ def processes_per_node(launch: Launch) -> int | None:
     if launch.kind == ACCELERATE:
         total = whole_number(launch.value("num-processes"))
         return _divided(total, accelerate_machines(launch))
+
     if launch.kind == DEEPSPEED:
         return whole_number(launch.value("num-gpus"))
 
@@ -106,9 +110,11 @@ def processes_per_node(launch: Launch) -> int | None:
 
     if "nproc-per-node" in launch.flags:
         return whole_number(launch.value("nproc-per-node"))
+
     container = launch.script.container
     if container is not None and launch.is_of_operator:
         return whole_number(container.processes.plain) if container.processes else None
+
     return 1 if launch.is_sure else None
 
 

@@ -41,6 +41,8 @@ class Found:
 
 @dataclass
 class _Search:
+    """What a search has come past so far."""
+
     exclude: Sequence[str]
     root: Path
     by_real_path: dict[str, Path] = field(default_factory=dict)

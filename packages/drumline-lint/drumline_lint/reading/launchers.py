@@ -144,6 +144,7 @@ def read_flags(words: Sequence[Word], table: FlagTable) -> ReadFlags:
         elif flag in table.valued:
             position += 1
             value = words[position] if position < len(words) else None
+
         flags[flag] = Flag(flag, word, value)
         position += 1
 
@@ -176,10 +177,12 @@ _WITH_OPTIONS = {
     *"apptainer conda enroot micromamba numactl pixi poetry singularity taskset timeout uv".split(),
 }
 _SHELLS = {"bash", "sh", "zsh", "dash"}
+# `python3.11`; `$PYTHON`, `${MY_PYTHON_BIN}`.
 _PYTHON_NAME = re.compile(r"python[0-9.]*")
 _PYTHON_VARIABLE = re.compile(r"\$\{?\w*PYTHON\w*\}?", re.IGNORECASE)
 _MODULES = {"torch.distributed.run": TORCHRUN, "torch.distributed.launch": OLD_LAUNCH}
 _DEEPSPEED_CONFIG = re.compile(r"--deepspeed(?:_config)?[ =](\S+\.json)")
+# How deep a command may be in quotes and files of others.
 _DEEPEST = 4
 # Cached, because every rule needs it.
 _LAUNCHES: WeakKeyDictionary[Script, list[Launch]] = WeakKeyDictionary()
@@ -242,6 +245,7 @@ class Launch:
             path = Path(os.path.normpath(folder / name))
             if path in outermost.documents:
                 return Script(path, outermost.documents[path])
+
         return None
 
     def configured(self, name: str) -> Word | None:
@@ -255,6 +259,7 @@ class Launch:
 
     @property
     def is_torchrun(self) -> bool:
+        """Whether torchrun starts it, also by its old name."""
         return self.kind in {TORCHRUN, OLD_LAUNCH}
 
     @property
@@ -276,6 +281,7 @@ def training_file(launch: Launch) -> str:
     is_module = "module" in launch.flags or words[:1] == ["-m"]
     if is_module:
         return f"{path.replace('.', '/')}.py" if path else ""
+
     return path.removeprefix("./") if path.endswith(".py") else ""
 
 
@@ -306,6 +312,7 @@ def launches(script: Script) -> list[Launch]:
             for command in script.commands
             for launch in _in_words(script, command.words, Launch(command, script))
         ]
+
     return _LAUNCHES[script]
 
 
@@ -339,6 +346,7 @@ def _in_words(script: Script, written: Sequence[Word], around: Launch) -> Iterat
                 around = replace(around, docker=options_written)
             elif name in _MPIRUN:
                 around = replace(around, mpirun=options_written)
+
             words = words[len(options_written) :]
 
         else:
@@ -366,6 +374,7 @@ def _code_of_shell(words: Sequence[Word]) -> Sequence[Word]:
             break
         if re.fullmatch(r"-\w*c", word.head):
             return words[number : number + 1]
+
     return []
 
 
@@ -479,4 +488,5 @@ def _kind(words: Sequence[Word]) -> tuple[str, int]:
             return (_MODULES[module], number + 2) if module in _MODULES else (PYTHON, 1)
         if not word.head.startswith("-"):
             break
+
     return PYTHON, 1

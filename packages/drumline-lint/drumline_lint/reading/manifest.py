@@ -29,7 +29,9 @@ from drumline_lint.reading.yaml_nodes import (
 
 # A manifest is a few hundred lines, and PyYAML reads about 100 kB a second.
 _MOST_BYTES = 256 << 10
+# A line that Kubernetes objects and Compose files have.
 _MANIFEST = re.compile(rb"^['\"]?(?:kind|services)['\"]?:", re.MULTILINE)
+# One of these is in every manifest that the rules have something to say about.
 _LAUNCH_WORDS = re.compile(
     rb"torchrun|torch\.distributed|accelerate|deepspeed|PyTorchJob|MASTER_ADDR|WORLD_SIZE|NCCL_"
 )
@@ -43,6 +45,7 @@ _OF_EACH_POD = {"status.podIP": "POD_IP", "metadata.name": "HOSTNAME"}
 _MAKES_GPUS_VISIBLE = {"gpus", "runtime", "devices", "privileged", "extends"}
 _OTHER_HOSTS = {"extra_hosts", "external_links", "links", "dns", "network_mode", "extends"}
 _INDEX = re.compile("JOB_COMPLETION_INDEX")
+# `16gb`, `32Gi`: a number and the power of two of its unit.
 _SIZE = re.compile(r"([0-9]{1,15})\s*([kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
@@ -57,6 +60,7 @@ class Manifest:
 
     @cached_property
     def silenced(self) -> Silenced:
+        """The lines with `# noqa`."""
         return silenced_lines(self.text, list)
 
 
@@ -103,6 +107,7 @@ class _ManifestReader:
         for node in nodes:
             for position in _folded_line_ends(node, text):
                 letters[position] = " "
+
         self.shell_text = "".join(letters)
         """The text, with blanks for the line ends that YAML folds."""
 
@@ -153,6 +158,7 @@ class _ManifestReader:
 
         for entry in items(member(node, "env")):
             self._add_entry(script, entry)
+
         return script
 
     def _add_entry(self, script: Script, entry: YamlNode) -> None:
@@ -176,6 +182,7 @@ class _ManifestReader:
         is_job = text_at(pod.workload, "apiVersion") == "batch/v1"
         if is_job:
             yield from self._refused_policy(node, pod)
+
         if is_job and text_at(pod.workload, "spec", "completionMode") != "Indexed":
             yield from self._refused_index(node)
 
@@ -247,6 +254,7 @@ class _ManifestReader:
         used = [service for service in services if f".{service}" in self.text]
         if pod.kind == "Job" and not name and used:
             return f"without subdomain: {used[0]}, the pods have no names in it"
+
         return ""
 
     def _named(self, kind: str) -> dict[str, YamlNode]:
@@ -299,6 +307,7 @@ class _ManifestReader:
         for item in items(environment):
             key, _, text = (scalar(item) or "").partition("=")
             self._add_variable(script, key, item, _compose_text(text))
+
         return script
 
     def _service_commands(self, node: YamlNode) -> list[Command]:
@@ -314,6 +323,7 @@ class _ManifestReader:
 
         if words:
             commands.append(Command(tuple(words)))
+
         return commands
 
     # Both
@@ -401,6 +411,7 @@ def _pods(workload: YamlNode, spec: YamlNode) -> Iterator[_Pod]:
     counts = [_count(member(group, "replicas")) for group in groups]
     is_fixed = all(counts) and member(spec, "elasticPolicy") is None
     total = sum(counts) if is_fixed else None
+
     for group in groups:
         yield _Pod(member(group, "template", "spec"), workload, total)
 
@@ -412,6 +423,7 @@ def _pods(workload: YamlNode, spec: YamlNode) -> Iterator[_Pod]:
     completions = member(spec, "completions")
     if is_job and completions is not None:
         replicas = min(replicas, _count(completions))
+
     yield _Pod(member(spec, "template", "spec"), workload, replicas or None)
 
 
@@ -448,6 +460,7 @@ def _shared_memory_of_service(service: YamlNode) -> int | None:
         for mount in (volume, *items(volume)):
             if _SHARED_MEMORY in f"{scalar(mount)} {text_at(mount, 'target')}":
                 return None
+
     return DEFAULT_SHARED_MEMORY
 
 
@@ -460,11 +473,14 @@ def parse_size(text: str) -> int | None:
 # Dockerfiles
 
 
+# `NAME rest`, over all lines that end with a backslash.
 _INSTRUCTION = re.compile(
     r"^[ \t]*(?P<name>[A-Za-z]+)[ \t]+(?P<rest>(?:[^\n\\]|\\[^\n]|\\\r?\n(?:[ \t]*#[^\n]*\n)*)*)",
     re.MULTILINE,
 )
+# A text in the list of `CMD ["torchrun", "train.py"]`.
 _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+# `NAME=value`, `NAME="a value"`, `NAME value`.
 _ENV = re.compile(
     r"""([A-Za-z_]\w*)(?:=|[ \t]+)("(?:[^"\\]|\\.)*"|'[^']*'|(?:[^\s\\]|\\[^\r\n])+)"""
 )
@@ -489,6 +505,7 @@ def read_dockerfile(path: Path, text: str) -> Script:
     if len(started["ENTRYPOINT"]) == 1 and started["CMD"]:
         arguments = started["CMD"][0].words
         commands = [Command((*commands[0].words, *arguments))]
+
     script.written_commands = commands
     return script
 

@@ -49,6 +49,7 @@ def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]
     if tree is None:
         assert error is not None
         return None, [*problems, syntax_problem(error, path)]
+
     return Source(path, whole, tree, cells), problems
 
 
@@ -58,8 +59,10 @@ def _document(data: bytes) -> dict[str, Any]:
         document = parse_json(data)
     except ValueError as error:
         raise ValueError(f"it is not JSON ({error})") from None
+
     if not isinstance(document, dict):
         raise ValueError("its JSON is not an object")
+
     return document
 
 
@@ -107,6 +110,7 @@ def _as_python(code: str) -> tuple[str, BaseException | None]:
     tree, error = _parsed(without)
     if tree is None:
         return "\n" * code.count("\n"), error
+
     return without, None
 
 
@@ -145,6 +149,7 @@ def _without_magics(code: str) -> str:
             lines[number] = f"{magic['target']}None"
         else:
             ends_open = False
+
         is_continued = ends_open
 
     return "\n".join(lines)

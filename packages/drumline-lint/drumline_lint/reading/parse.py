@@ -127,10 +127,12 @@ def language_of(path: Path, data: bytes) -> str:
 
     if path.suffix != ".py" and SHELL_SHEBANG.match(data[:200]):
         return "shell"
+
     return "python"
 
 
 def _read_script(reading: Reading) -> None:
+    """Any text is a script."""
     # A shell has no encoding, so bytes that are not UTF-8 are kept unchanged.
     if reading.data.startswith(b"\xef\xbb\xbf"):
         reading.encoding = "utf-8-sig"

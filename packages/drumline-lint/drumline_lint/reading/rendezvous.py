@@ -15,6 +15,7 @@ from drumline_lint.reading.slurm import whole_number
 LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}  # noqa: S104
 _NODES_FLAG = {ACCELERATE: "num-machines", DEEPSPEED: "num-nodes"}
 _NAME_AND_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)")
+# Options of docker and mpirun before `NAME=value`.
 _PASSES_VARIABLE = {"-e", "--env", "-x", "-genv"}
 
 
@@ -61,6 +62,7 @@ def address_flag(launch: Launch) -> Flag | None:
     endpoint = launch.flags.get("rdzv-endpoint")
     if endpoint is not None or backend(launch) != "static":
         return endpoint
+
     return launch.flags.get("master-addr")
 
 
@@ -113,6 +115,7 @@ def variable(launch: Launch, name: str) -> Assignment | None:
             return assigned[0] if is_only and assigned[0].is_seen else None
 
         scope = scope.outer
+
     return None
 
 
@@ -124,6 +127,7 @@ def launch_variables(script: Script) -> list[Assignment]:
 
     for launch in launches(script):
         variables += _passed(launch)
+
     return variables
 
 

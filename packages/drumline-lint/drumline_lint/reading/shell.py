@@ -36,7 +36,9 @@ _OPTIONS_OF_VARIABLES = {
     "SLURM_GPUS_PER_NODE": "gpus-per-node",
     "SLURM_CPUS_PER_TASK": "cpus-per-task",
 }
+# `$NAME`, `${NAME}` and `${NAME:-1}`; not `\$NAME`.
 _VARIABLE = re.compile(r"(?<!\\)\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=][^{}]*)?\})")
+# A word that is one variable: `$NAME`, `${NAME}`, `"${NAME[@]}"`.
 _LIST = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})|\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")
 # `cat > run.sh <<'END'`, and the same with the file last.
 _WRITTEN = re.compile(
@@ -76,10 +78,12 @@ class Assignment:
 
     @property
     def is_conditional(self) -> bool:
+        """Whether it may not happen, as in the body of an `if`."""
         return self.command is not None and self.command.is_conditional
 
     @property
     def constant(self) -> str | None:
+        """The value, if it follows from the script."""
         return self.script.constant(self.value)
 
 
@@ -180,6 +184,7 @@ class Script:
 
     @property
     def outermost(self) -> Script:
+        """The script of the file."""
         return self if self.outer is None else self.outer.outermost
 
     def inner(self, start: int, end: int) -> Script:
@@ -376,44 +381,42 @@ class Script:
 
     def _assignments(self, command: Command) -> Iterator[Assignment]:
         """Before a command, or as the words of `export` or `env`."""
-        are_assignments = [self._is_assignment(word) for word in command.words]
-        leading = [*are_assignments, False].index(False)
-        program = command.words[leading].plain if leading < len(command.words) else None
+        words = command.words
+        num_before = [*map(self._is_assignment, words), False].index(False)
+        program = words[num_before].plain if num_before < len(words) else None
+        if program != "env" and program not in _DECLARES:
+            words = words[:num_before]
 
-        for number, word in enumerate(command.words):
-            is_before = number < leading
-            is_for_command = program is not None and (is_before or program == "env")
-            if not are_assignments[number]:
+        for number, word in enumerate(words):
+            if not self._is_assignment(word):
                 continue
-            if is_before or program in _DECLARES or program == "env":
-                is_exported = is_for_command or _exports(command)
-                yield self._assignment(word, command, is_exported, is_for_command)
+
+            target = word.text.partition("=")[0]  # `NAME`, `NAME+`, `NAME[0]`
+            is_before = program is not None and number < num_before
+            is_for_command = is_before or program == "env"
+            yield Assignment(
+                self,
+                re.split(r"[+\[]", target, maxsplit=1)[0],
+                word.behind(len(target) + 1),
+                word.start,
+                word.end,
+                command,
+                is_exported=is_for_command or _exports(command),
+                is_for_command=is_for_command,
+                is_appended=target.endswith(("+", "]")),
+            )
 
     def _is_assignment(self, word: Word) -> bool:
         """`NAME=value`, `NAME+=value`, `NAME[0]=value`."""
         return ASSIGNMENT.match(self.text, word.start, word.end) is not None
 
-    def _assignment(
-        self, word: Word, command: Command, is_exported: bool, is_for_command: bool
-    ) -> Assignment:
-        target = word.text.partition("=")[0]  # `NAME`, `NAME+`, `NAME[0]`
-        return Assignment(
-            self,
-            re.split(r"[+\[]", target, maxsplit=1)[0],
-            word.behind(len(target) + 1),
-            word.start,
-            word.end,
-            command,
-            is_exported,
-            is_for_command,
-            is_appended=target.endswith(("+", "]")),
-        )
 
-
+# A block of code in Markdown, with its language.
 _FENCE = re.compile(
     r"^[ \t]*(?:```|~~~)[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*(?:```|~~~)", re.DOTALL | re.MULTILINE
 )
 _OTHER_CODE = ("python", "py", "json", "yaml", "bibtex", "latex", "diff")
+# `$ torchrun train.py`.
 _PROMPT = re.compile(r"^[ \t]*[$>%] ", re.MULTILINE)
 
 

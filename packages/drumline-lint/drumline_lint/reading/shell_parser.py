@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
+# What the shell replaces: `$NAME`, `$(...)`, a backquote.
 _EXPANSION = re.compile(r"(?<!\\)[$`]")
+# `$NAME`, `${NAME}`, `${NAME:-1}` and `${NAME:?message}`.
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=?][^{}]*)?\})")
 
 
@@ -93,11 +95,14 @@ class Command:
         return self.words[-1].end
 
 
+# The beginning of `NAME=value`, `NAME+=value` and `NAME[0]=value`.
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^\]\s]*\])?\+?=")
 _NAME = re.compile(r"\$([A-Za-z_]\w*|[0-9])")
 # In templates, as in `DATA=<path of the data>` or `{{ path }}`; it is not valid shell.
 _PLACEHOLDER = re.compile(r"(?<=[=/])<\w[^<>\n]*>|\{\{[^{}\n]*\}\}")
+# A variable of the outer shell in quoted code: `'cd '"$WORK"' && run'`.
 _SPLICED = re.compile(r"'(?:\"\$\{?\w+\}?\"|\$\{?\w+\}?)'")
+# A line that goes on; a backslash and what it escapes, outside of double quotes and inside.
 _CONTINUED = re.compile(r"\\\r?\n")
 _ESCAPED = re.compile(r"\\(?:\r?\n|(.))", re.DOTALL)
 _ESCAPED_IN_QUOTES = re.compile(r"\\(?:\r?\n|([`\"\\]))")
@@ -170,14 +175,13 @@ class _Reader:
             is_conditional = node.type in _CONDITIONAL or is_after_another
             following = inner.next_sibling
             is_background = following is not None and following.type == "&"
-            yield (
-                inner,
-                Surroundings(
-                    around.is_conditional or is_conditional,
-                    around.is_background or is_background,
-                    loop if loop and inner.type == "do_group" else around.loop,
-                ),
+
+            surroundings = Surroundings(
+                around.is_conditional or is_conditional,
+                around.is_background or is_background,
+                loop if loop and inner.type == "do_group" else around.loop,
             )
+            yield inner, surroundings
 
     def _loop(self, node: Node) -> str:
         """The variable of a `for`, or the keyword of another loop; empty for other nodes."""
@@ -199,6 +203,7 @@ class _Reader:
             yield tuple(words)
 
     def _words(self, command: Node) -> list[Word]:
+        """The words of a command as tree-sitter has it."""
         if command.type == "variable_assignment":
             return [self._word(command)]
 
@@ -232,6 +237,7 @@ class _Reader:
 
         if node.type in _EXPANSIONS:
             return written
+
         return _ESCAPED.sub(_unescaped, written)
 
     def _written(self, node: Node) -> str:
@@ -264,4 +270,5 @@ def inside_quotes(text: str, word: Word) -> tuple[int, int] | None:
     code = _SPLICED.sub("", text[slice(*inside)])
     if quote == '"':
         code = re.sub(r"\\.", "", code, flags=re.DOTALL)
+
     return None if quote in code else inside

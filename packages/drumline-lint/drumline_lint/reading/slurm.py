@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from drumline_lint.reading.shell_parser import Word
 
+# The long name by the letter: `-N 2` is `--nodes=2`.
 SHORT = {
     pair[0]: pair[2:]
     for pair in "A=account B=extra-node-info C=constraint D=chdir G=gpus J=job-name L=licenses M=clusters N=nodes "
@@ -154,6 +155,7 @@ def read_options(
     options.pop("", None)
     if "tasks-per-node" in options:
         options["ntasks-per-node"] = options.pop("tasks-per-node")
+
     return options, position, is_sure
 
 

@@ -21,8 +21,10 @@ Silenced = Mapping[int, frozenset[str]]
 Lines = tuple[int, int]
 """The first and the last line of a statement."""
 
+# The number or the name of a rule: `DL012`, `unguarded-save`.
 _RULE = r"(?:[A-Z]+[0-9]+|[A-Z]+(?:-[A-Z]+)+)"
 _TEST_FOLDERS = {"test", "tests", "unit_tests"}
+# The comment that silences the rules of a line, all or some.
 _NOQA = re.compile(rf"#\s*noqa(?::\s*(?P<rules>{_RULE}(?:[\s,]+{_RULE})*))?", re.IGNORECASE)
 
 
@@ -91,6 +93,7 @@ class Source:
 
     @cached_property
     def folder(self) -> str:
+        """The folder that it is in."""
         return str(self.path.parent)
 
     @cached_property
@@ -144,6 +147,7 @@ class Source:
         )
 
     def _column(self, line: int, offset: int) -> int:
+        """A column as people count it, from one in bytes."""
         return column_of(self.lines[line - 1], offset)
 
     def where(self, node: ast.AST) -> str:
@@ -251,6 +255,8 @@ def _newer_python(error: SyntaxError) -> str:
     for version, syntax in _NEWER_SYNTAX:
         if sys.version_info < version and syntax.match(error.text or ""):
             return ".".join(map(str, version))
+
     if error.msg.startswith("f-string expression part cannot include"):
         return "3.12"
+
     return ""
