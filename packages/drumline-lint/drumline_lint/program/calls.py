@@ -14,7 +14,10 @@ from drumline_lint.reading.source import Source
 
 
 def argument(call: ast.Call, number: int | None, name: str) -> ast.expr | None:
-    """What is given for a parameter, by name or by position."""
+    """What is given for a parameter, by name or by position.
+
+    For the parameter `dim` with number 1 it is `0` in `cat(tensors, 0)` and in `cat(dim=0)`.
+    """
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
@@ -94,8 +97,11 @@ def _by_last_name(full_names: tuple[str, ...]) -> dict[str, set[str]]:
 
 
 def aliases(program: ProgramView, source: Source, meanings: Iterable[str]) -> set[str]:
-    """A file's other names for them: `from torch.nn.parallel import DistributedDataParallel as
-    DDP`."""
+    """A file's other names for them.
+
+    `DDP` after `from torch.nn.parallel import DistributedDataParallel as DDP`, or after
+    `DDP = torch.nn.parallel.DistributedDataParallel`.
+    """
     by_meaning = _all_aliases(program, source)
     return set().union(*(by_meaning[name] for name in meanings if name in by_meaning))
 

@@ -215,8 +215,13 @@ def _of_comparison(program: ProgramView, node: ast.Compare) -> Values:
 
 
 def _of_subscript(program: ProgramView, node: ast.Subscript) -> Values:
-    """`os.environ["RANK"]`, an item of a tuple that is written out, a part of a batch; of anything
-    else what the key means: `settings["rank"]`."""
+    """The item of something by its key.
+
+    - `os.environ["RANK"]` is a rank
+    - `(0, 1)[0]` is what is written there
+    - `batch["label"]` is a part of the batch, if that is an item of a loader
+    - `settings["rank"]` is what the key means, where the settings are unknown
+    """
     keys = constants_in(program.values(node.slice))
     values: set[Value] = set()
 
@@ -249,7 +254,10 @@ _LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 def reaching_bindings(bindings: list[Binding], use: ast.Name) -> list[Binding]:
     """Of the bindings of this name in its scope: those that may have been the last before the use.
 
-    Both of `a = 1`, `if test: a = 2`, `print(a)`; the second of `a = 1`, `a = 2`, `print(a)`.
+    - `a = 1`, `a = 2`, `print(a)`: the second
+    - `a = 1`, `if test: a = 2`, `print(a)`: both
+    - `a = 1`, `while test: print(a); a = 2`: both, since the second comes before the next pass
+    - `print(a)`, `a = 1`: this one, although it comes too late
     """
     around = [use, *ancestors(use)]
 
@@ -372,7 +380,7 @@ def assigned(program: ProgramView, name: ast.Name) -> list[ast.expr]:
 
 
 def _of_unbound(program: ProgramView, node: ast.Name) -> Values:
-    """A name from `from module import *`, or a builtin."""
+    """A name that the file does not bind: one from `from module import *`, or a builtin."""
     source = source_of(node)
     top = program.files.index(source).scopes[source.tree]
 
@@ -433,8 +441,11 @@ def _bind(program: ProgramView, binding: Binding) -> Values:
 
 
 def _imported(program: ProgramView, name: str, source: Source) -> Values:
-    """What `import NAME` gives, or `from PACKAGE import NAME`: a file, a part of one, or something
-    of a library."""
+    """What an import gives, by the full name.
+
+    `lib.data` is one of the given files, `lib.data.make_loader` something in it, and
+    `torch.nn.Module` something of a library.
+    """
     whole = program.files.module(name, source)
     if whole is not None:
         return only(Module(whole))
@@ -455,8 +466,10 @@ def _imported(program: ProgramView, name: str, source: Source) -> Values:
 
 
 def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
-    """A member of what its owner may be, and what the same file assigns to it; where that is little,
-    what the name means: `args.local_rank`."""
+    """A member of what its owner may be, and what the same file assigns to it.
+
+    Where that is little, it is what the name means: `args.local_rank` of an unknown `args`.
+    """
     owners = program.values(node.value)
     values = union(_member(program, owner, node.attr) for owner in owners)
     if not any(isinstance(owner, (Instance, Module, Class)) for owner in owners):
@@ -514,7 +527,10 @@ def _find_member(program: ProgramView, owner: Instance | Class, name: str) -> Va
 def _own_member(
     program: ProgramView, node: ast.ClassDef, name: str, owner: Instance | Class
 ) -> set[Value]:
-    """The attribute of one class, from its body or from assignments in its methods."""
+    """The attribute of one class, from its body or from assignments in its methods.
+
+    `def step(self)` and `step = 0` in the body, `self.step = 0` in a method.
+    """
     index = program.files.index(source_of(node))
     values: set[Value] = set()
 

@@ -25,8 +25,10 @@ def index_of(source: Source) -> Index:
 
 
 def make_index(source: Source) -> Index:
-    """Read the whole tree once, and keep compact nodes instead of it. A thousand files have a
-    million nodes, so this must be fast."""
+    """Read the whole tree once, and keep compact nodes instead of it.
+
+    A thousand files have a million nodes, so this must be fast.
+    """
     index = Index({}, defaultdict(list), defaultdict(list), defaultdict(list))
     binders = _fill_nodes(source, index)
 
@@ -166,7 +168,7 @@ def _open(node: Any, source: Source, scopes: dict[ast.AST, Scope]) -> None:
 
 
 def _bind(name: str, scope: Scope, binding: Binding) -> None:
-    """In the scope, or where `global` or `nonlocal` says."""
+    """Add a binding to the scope, or to the one that `global name` or `nonlocal name` says."""
     home: Scope | None = scope
     if name in scope.elsewhere:
         home = scope.outer
@@ -352,8 +354,11 @@ class Files:
         return None
 
     def _find_module(self, name: str, seen_from: Source) -> Source | None:
-        """For a relative name the file that it says; otherwise the nearest above the importing file,
-        or else beside a folder above it, as in `src`."""
+        """For a relative name the file that it says; otherwise the nearest.
+
+        `import lib.data` in a/b/train.py may be a/b/lib/data.py, a/lib/data.py or lib/data.py; if there
+        is none of them, a file beside such a folder, as a/src/lib/data.py.
+        """
         dots = len(name) - len(name.lstrip("."))
         parts = [part for part in name.lstrip(".").split(".") if part]
         parents = seen_from.path.parents
@@ -401,8 +406,10 @@ class Files:
 
 
 def package_of(name: str) -> str:
-    """The package of a module: `a` for `a.b`, `..` for `..b`; empty for a top-level one, or only
-    dots."""
+    """The package of a module; empty for a top-level one, or only dots.
+
+    It is `a` for `a.b`, `..` for `..b`, and `..a` for `..a.b`.
+    """
     inner = name.lstrip(".")
     if not inner:
         return ""

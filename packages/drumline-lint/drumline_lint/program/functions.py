@@ -93,8 +93,11 @@ def called_as(program: ProgramView, node: ast.ClassDef) -> str:
 
 
 def name_of_owner(program: ProgramView, owner: Value) -> str:
-    """The beginning of a method's full name: for a class of the given files, the library's base
-    class."""
+    """The beginning of a method's full name.
+
+    Of `model.eval()` it is `torch.nn.Module`, where the class of the model is one of the given files
+    and that is its nearest base class from a library.
+    """
     if isinstance(owner, (CallResult, Library)):
         return owner.name
     if isinstance(owner, Method):
@@ -152,7 +155,10 @@ def returned(program: ProgramView, function: FunctionNode) -> Values:
 
 
 def callers(program: ProgramView, function: FunctionNode) -> list[ast.Call]:
-    """All resolved calls of it in the given files, including `mp.spawn(function)`."""
+    """All resolved calls of it in the given files.
+
+    `main(args)`, and `mp.spawn(main, args=(world_size,))`, which has it called.
+    """
     nobody: list[ast.Call] = []
     return program.meanings.once(
         ("callers", function), lambda: _find_callers(program, function), nobody
@@ -204,7 +210,10 @@ def _calls_that_start(program: ProgramView) -> dict[str, list[ast.Call]]:
 
 
 def started_functions(program: ProgramView, call: ast.Call) -> list[FunctionNode]:
-    """What a call starts in another process or thread: `mp.spawn(main)`, `Process(target=main)`."""
+    """What a call starts in another process or thread.
+
+    It is `main` for `mp.spawn(main)` and `Process(target=main)`.
+    """
     target = target_of(call)
     if target is None:  # as of nearly all
         return []
@@ -226,7 +235,10 @@ _NUMBERING = ("spawn", "start_processes")
 
 
 def of_parameter(program: ProgramView, parameter: ast.arg) -> Values:
-    """What a parameter may be: an instance for `self`, otherwise what callers pass."""
+    """What a parameter may be: an instance for `self`, otherwise what callers pass.
+
+    `rank` of `def train(rank)` is a local rank if there is `mp.spawn(train, ...)`.
+    """
     function = function_with(parameter)
     if function is None:
         return NOTHING

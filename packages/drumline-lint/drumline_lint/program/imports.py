@@ -54,7 +54,10 @@ def with_imported(program: Program, sources: Iterable[Source]) -> set[Source]:
 
 def connected(program: Program, source: Source) -> frozenset[Source]:
     """A file with all files that import it or that it imports, transitively: they may run in one
-    process."""
+    process.
+
+    If train.py and test.py import model.py, all three are connected.
+    """
     return _components(program)[source]
 
 

@@ -28,7 +28,10 @@ _PARTS_OF_PATHS = ("parent", "name", "stem", "parents", "suffix")
 
 
 def written_values(program: Program, expression: ast.expr | None) -> list[ast.expr]:
-    """All expressions that it may come from; a name or parameter of unknown origin is kept."""
+    """All expressions that it may come from; a name or parameter of unknown origin is kept.
+
+    Of `path` after `path = args.out or "model.pt"` these are `args.out` and `"model.pt"`.
+    """
     written: list[ast.expr] = []
     pending = [] if expression is None else [expression]
     visited = set[ast.expr]()
@@ -64,7 +67,8 @@ def previous_values(program: Program, expression: ast.expr) -> Sequence[ast.expr
 
 
 def _of_binding(program: Program, binding: Binding) -> Sequence[ast.expr | None]:
-    """What is bound; of `a, b = x, y` the expression in the same place."""
+    """What is bound: of `a, b = x, y` the expression in the same place, of a parameter what callers
+    pass; None for a loop and for what is unknown."""
     if isinstance(binding.node, ast.arg):
         return program.arguments_for(binding.node)
     if binding.value is None or binding.kind not in ("assign", "entered"):
@@ -80,7 +84,10 @@ def _of_binding(program: Program, binding: Binding) -> Sequence[ast.expr | None]
 
 
 def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None]:
-    """What is assigned to it, if the owner is an instance or the same expression."""
+    """What is assigned to it, if the owner is an instance or the same expression.
+
+    `self.path` is what the methods of its class assign, `args.path` what this file assigns.
+    """
     homes: list[ast.ClassDef] = []
     for value in program.values(node.value):
         if isinstance(value, Instance):
@@ -103,8 +110,11 @@ def parts(
     expression: ast.expr | None,
     is_end: Callable[[ast.expr], bool] | None = None,
 ) -> Iterator[ast.expr]:
-    """An expression, its parts, and all their origins, but for those behind an end. The nearest
-    come first, since there is a limit."""
+    """An expression, its parts, and all their origins, but for those behind an end.
+
+    Of `folder / name` these are `folder`, `name`, and what both come from. The nearest come first,
+    since there is a limit.
+    """
     pending = deque([] if expression is None else [expression])
     visited: set[ast.expr] = set()
 

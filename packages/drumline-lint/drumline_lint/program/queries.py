@@ -53,6 +53,8 @@ class QueryCache:
     def once(self, key: object, find: Callable[[], Found], meanwhile: Found) -> Found:
         """The cached result; an inner query for the same key gets `meanwhile`.
 
+        `rank = rank + 1` in a loop asks what `rank` is while that is being found out.
+
         Results that depend on `meanwhile` are used for the outermost query and then dropped, unless
         they were expensive; the result of the outermost query itself is complete. A query that is
         nested too deeply is given up.
@@ -173,7 +175,10 @@ def any_of(program: ProgramView, expressions: Iterable[ast.expr | None]) -> Valu
 
 
 def unpacked(program: ProgramView, values: Values, path: tuple[int, ...]) -> Values:
-    """The part of a value that is assigned to a name: (1, 0) is `c` of `a, (c, d) = value`."""
+    """The part of a value that is assigned to a name.
+
+    For the path (1, 0), which is `c` in `a, (c, d) = value`, it is the first item of the second.
+    """
     for number in path:
         inner: set[Value] = set()
         for value in values:
@@ -209,8 +214,10 @@ def is_counter(binding: Binding) -> bool:
 
 
 def iterated(expression: ast.expr) -> ast.expr:
-    """The iterable inside `enumerate(...)`, `tqdm(...)`, `zip(...)`: their first argument, or its
-    first loader."""
+    """The iterable inside `enumerate(...)`, `tqdm(...)`, `zip(...)`: their first argument.
+
+    Of `enumerate(tqdm(loader))` it is `loader`.
+    """
     while isinstance(expression, ast.Call) and expression.args:
         if called_name(expression) not in _GIVING_ON:
             break

@@ -109,8 +109,12 @@ def of_library(name: str) -> Values:
 
 
 def of_member(makers: set[str], owner: str, name: str) -> Values:
-    """The meaning of an attribute's name, by what made the object and the object's name:
-    `parser.parse_args().rank`, `Accelerator().is_main`, `data_group.rank()`."""
+    """The meaning of an attribute's name, by what made the object and the object's name.
+
+    - `parser.parse_args().rank` is a global rank
+    - `Accelerator().is_main_process` is a test for rank 0
+    - `data_group.rank()` is a rank within a group
+    """
     if name == "rank" and _GROUPS.fullmatch(owner.lower()):
         return only(Rank("group"))
 
@@ -128,8 +132,12 @@ def by_variable(name: object) -> Values:
 
 
 def computed(operator: ast.operator, left: Values, right: Values) -> Values:
-    """The result of arithmetic with ranks: `node_rank * 8 + local_rank` is a global one, `rank % 8`
-    a local one."""
+    """The result of arithmetic with ranks.
+
+    - `node_rank * 8 + local_rank` is a global rank
+    - `rank % 8` is a local one
+    - `rank // 8` is the number of a node
+    """
     kinds = {value.kind for value in left | right if isinstance(value, Rank)}
     if not kinds:
         return NOTHING
@@ -177,8 +185,14 @@ def is_other_number(default: Values) -> bool:
 
 
 def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
-    """The tests that `and` and `or` combine. Operands that test whether the code is distributed do
-    not count, unless they let all ranks in: `distributed or rank == 0`."""
+    """The tests that `and` and `or` combine.
+
+    - `rank == 0 and verbose`: only rank 0 passes, but not always
+    - `rank == 0 or always`: rank 0 passes, and others may
+    - `rank == 0 or rank == 1`: some ranks pass
+    - `world_size > 1 and rank == 0`: as `rank == 0`; whether the code is distributed does not count
+    - `distributed or rank == 0`: unless that lets all ranks in
+    """
     is_or = isinstance(test.op, ast.Or)
     num_with_ranks = 0
     num_counting = 0
@@ -222,7 +236,7 @@ def _changed(values: Values, change: Callable[[RankTest], RankTest]) -> Values:
 
 
 def negated(values: Values) -> Values:
-    """The opposite; `not rank` selects rank 0."""
+    """The opposite: of `rank == 0` all other ranks; `not rank` selects rank 0."""
     turned: set[Value] = set()
 
     for value in values:
@@ -238,7 +252,11 @@ def negated(values: Values) -> Values:
 
 
 def compared(operator: ast.cmpop, left: Values, right: Values) -> Values:
-    """The ranks that a comparison selects: `rank == 0`, `0 != rank`, `is_main is True`."""
+    """The ranks that a comparison selects.
+
+    `rank == 0` and `is_main is True` select the main one, `0 != rank` the others, `rank < 4` some,
+    and `rank >= 0` is no test of ranks.
+    """
     tests: set[Value] = set(_compared_tests(operator, left, right))
 
     for side, other_side, is_turned in ((left, right, False), (right, left, True)):

@@ -206,7 +206,7 @@ def block_of(statement: ast.AST) -> list[ast.stmt]:
 
 
 def branches_of(branching: ast.If, taken: ast.AST) -> tuple[list[ast.stmt], list[ast.stmt]]:
-    """The branch that a statement is in, and the other one."""
+    """The branch that a statement is in, and the other one: `if`, then `else`, or the reverse."""
     if taken in branching.body:
         return branching.body, branching.orelse
     return branching.orelse, branching.body
@@ -251,7 +251,7 @@ def is_after(node: ast.AST, earlier: ast.AST) -> bool:
 
 
 def dotted(expression: ast.expr) -> str:
-    """`self.args.rank` as it is written; empty if it is more than names and dots."""
+    """`self.args.rank` as it is written; empty if it is more than names and dots, as `get().rank`."""
     parts = []
     while isinstance(expression, ast.Attribute):
         parts.append(expression.attr)

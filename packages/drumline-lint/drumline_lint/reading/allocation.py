@@ -23,7 +23,12 @@ _PART_OF_NODES = {"nodelist", "relative", "exclude", "multi-prog"}
 
 
 def started_on_nodes(launch: Launch) -> int | None:
-    """On how many nodes this very command is started; None if it is not known."""
+    """On how many nodes this very command is started; None if it is not known.
+
+    - the replicas of a container
+    - the nodes of `srun --nodes=2`, or of the job
+    - 1 for the body of a batch script, and for `srun --ntasks=1`
+    """
     container = launch.script.container
     if container is not None:
         return container.replicas
@@ -46,7 +51,7 @@ def started_on_nodes(launch: Launch) -> int | None:
 
 
 def tasks_per_node(launch: Launch) -> int | None:
-    """How often the command is started on each node."""
+    """How often the command is started on each node; None for mpirun, and if it is not known."""
     if launch.srun is None:
         return None if launch.mpirun else 1
     return _srun_tasks(launch.srun, launch.script.sbatch) if launch.srun.is_sure else None
@@ -66,8 +71,11 @@ def mpirun_processes(launch: Launch) -> int | None:
 
 
 def _srun_tasks(srun: Options, batch: Options) -> int | None:
-    """Beside a number of tasks in the header, some versions of srun ignore their own
-    --ntasks-per-node; what is meant by it counts."""
+    """The tasks on a node, by srun's own options and those of the header.
+
+    Beside a number of tasks in the header, some versions of srun ignore their own
+    --ntasks-per-node; what is meant by it counts.
+    """
     nodes = srun.number("nodes") or batch.number("nodes")
 
     for options in (srun, batch):
@@ -95,7 +103,12 @@ def sees_one_gpu(launch: Launch) -> bool:
 
 
 def processes_per_node(launch: Launch) -> int | None:
-    """How many ranks are started on a node; None for `gpu`, `auto` and unknown values."""
+    """How many ranks are started on a node; None for `gpu`, `auto` and unknown values.
+
+    - 8 for `torchrun --nproc-per-node 8`, and 1 without this flag
+    - 8 for `accelerate launch --num_processes 16 --num_machines 2`
+    - the tasks on a node, for `srun python train.py`
+    """
     if launch.kind == ACCELERATE:
         total = whole_number(launch.value("num-processes"))
         return _divided(total, accelerate_machines(launch))

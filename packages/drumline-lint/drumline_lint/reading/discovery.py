@@ -79,7 +79,10 @@ def find_files(
 
 
 def is_matched(path: Path, globs: Sequence[str], root: Path) -> bool:
-    """By its name, or by its path below the root. A `*` matches slashes too."""
+    """By its name, or by its path below the root. A `*` matches slashes too.
+
+    `old/train.py` is matched by `train.py`, `old/*` and `*.py`.
+    """
     if not globs:
         return False
 

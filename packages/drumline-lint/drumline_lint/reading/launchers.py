@@ -274,7 +274,11 @@ _IN_UNKNOWN_FOLDER = re.compile(r"\$(?:\w+|\{\w+\})/([\w./-]+\.py)")
 
 def training_file(launch: Launch) -> str:
     """The Python file that it starts, as it is written, or below a folder that is not known; empty
-    if it is not known."""
+    if it is not known.
+
+    `train.py` for `torchrun train.py` and `torchrun $DIR/train.py`, `lib/train.py` for
+    `python -m lib.train`.
+    """
     words = [_known_part(launch.script, word) for word in launch.arguments]
     path = next((word for word in words if word and not word.startswith("-")), "")
 
@@ -319,8 +323,12 @@ def launches(script: Script) -> list[Launch]:
 def _in_words(script: Script, written: Sequence[Word], around: Launch) -> Iterator[Launch]:
     """The launches in the words of a command; `around`: what comes before the words.
 
-    `env A=1 srun -N 2 docker run image torchrun train.py` is read from the left, and each program
-    that runs another is dropped with its options.
+    Read from the left; each program that runs another is dropped with its options:
+
+        env A=1 srun -N 2 docker run image torchrun train.py
+        srun -N 2 docker run image torchrun train.py
+        docker run image torchrun train.py
+        torchrun train.py
     """
     words = list(_expanded(script, written))
 
@@ -406,7 +414,7 @@ def _is_program(word: Word) -> bool:
 
 
 def _in_quoted(script: Script, words: Sequence[Word], around: Launch) -> Iterator[Launch]:
-    """`bash -c "..."`, `ssh host '...'`."""
+    """The launches in code that another shell reads: `bash -c "..."`, `ssh host '...'`."""
     if around.depth >= _DEEPEST:
         return
 
@@ -473,7 +481,12 @@ def _launch(script: Script, words: Sequence[Word], around: Launch) -> Iterator[L
 
 
 def _kind(words: Sequence[Word]) -> tuple[str, int]:
-    """What is started, and how many words name it: three of `python -m torch.distributed.run`."""
+    """What is started, and how many words name it; empty if it is no launch.
+
+    - `torchrun train.py`: torchrun, 1
+    - `python -u -m torch.distributed.run train.py`: torchrun, 4
+    - `python train.py`: python, 1
+    """
     first = _base(words[0])
     if first in {TORCHRUN, DEEPSPEED}:
         return first, 1

@@ -357,7 +357,10 @@ class _ManifestReader:
 
 
 def _folded_line_ends(document: YamlNode, text: str) -> Iterator[int]:
-    """The line ends that YAML turns into blanks, so that a shell does not see them."""
+    """The line ends that YAML turns into blanks, so that a shell does not see them.
+
+    All in a scalar over several lines, but for those after `|`.
+    """
     for inner in mappings_in(document):
         for _, value in inner.value:
             for node in (value, *items(value)):
@@ -377,12 +380,19 @@ def _num_devices(device: YamlNode) -> int | None:
 
 
 def _kubernetes_text(text: str) -> str:
-    """Kubernetes expands `$(NAME)`, and nothing else."""
+    """The text as a shell has it: Kubernetes expands `$(NAME)`, and nothing else.
+
+    `$(RANK)` becomes `${RANK}`, and `$RANK` becomes `\\$RANK`.
+    """
     return re.sub(r"\\\$\(([A-Za-z_]\w*)\)", r"${\1}", text.replace("$", "\\$"))
 
 
 def _compose_text(text: str) -> str:
-    """Compose expands `$NAME` and `${NAME:-1}`, from the shell that starts it."""
+    """The text with each variable as something unknown: Compose expands `$NAME` and `${NAME:-1}`
+    from the shell that starts it.
+
+    `${RANK:-0}` becomes `$(RANK)`.
+    """
     return re.sub(r"\$\{?(\w+)(?:[^{}\w][^{}]*)?\}?", r"$(\1)", text)
 
 
@@ -406,7 +416,13 @@ def _all_pods(document: YamlNode) -> Iterator[_Pod]:
 
 
 def _pods(workload: YamlNode, spec: YamlNode) -> Iterator[_Pod]:
-    """The groups of a PyTorchJob, a pod itself, or the pods of a template."""
+    """The pods of one workload.
+
+    - a PyTorchJob: the template of each group, such as Master and Worker, and how many pods all
+      groups have
+    - a Pod: its own spec
+    - a Job, a StatefulSet and the like: the template, and how many pods it makes
+    """
     groups = [group for _, group in mapping(member(spec, "pytorchReplicaSpecs"))]
     counts = [_count(member(group, "replicas")) for group in groups]
     is_fixed = all(counts) and member(spec, "elasticPolicy") is None

@@ -130,7 +130,12 @@ def _parsed(text: str) -> tuple[ast.Module | None, BaseException | None]:
 
 def _without_magics(code: str) -> str:
     """The same number of lines. Python could not parse the code, so a `%` at the start of a line is
-    a magic."""
+    a magic.
+
+    - `%matplotlib inline` and `!pip install x` become `pass`
+    - `files = !ls` becomes `files = None`
+    - of a cell that begins with `%%bash` nothing is left
+    """
     lines = code.split("\n")
     first = next((number for number, line in enumerate(lines) if line.strip()), 0)
     if lines[first].startswith("%%"):
@@ -167,8 +172,10 @@ def line_in_file(data: bytes, cell: int | None, line: int) -> int:
 
 @lru_cache(maxsize=4)
 def _lines_of_cells(data: bytes) -> dict[int, list[int]]:
-    """By the number of the cell: for each of its lines, the line of the file. Usually each line of a
-    cell is a text of its own; a text of several lines is on one line."""
+    """By the number of the cell: for each of its lines, the line of the file.
+
+    Usually each line of a cell is a text of its own; a text of several lines is on one line.
+    """
     written = data.decode("utf-8-sig")
     lines: dict[int, list[int]] = {}
     position = 0

@@ -46,7 +46,7 @@ def _nodes(launch: Launch, *, least: bool) -> int | None:
 
 
 def backend(launch: Launch) -> str:
-    """How the nodes find each other; empty when it is not known."""
+    """How the nodes find each other: `static`, `c10d`, `etcd`; empty when it is not known."""
     if "standalone" in launch.flags:
         return "c10d"
     if "rdzv-backend" not in launch.flags:

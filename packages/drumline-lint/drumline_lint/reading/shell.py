@@ -267,7 +267,10 @@ class Script:
         return None if "$" in value or "`" in value else value
 
     def substituted(self, text: str, depth: int = 0) -> str:
-        """The text with the values of those variables that are known."""
+        """The text with the values of those variables that are known.
+
+        After `PORT=29500`, `$HOST:$PORT` becomes `$HOST:29500`.
+        """
         if len(text) > _LONGEST_VALUE or depth > _DEEPEST:
             return "$"
 
@@ -277,8 +280,10 @@ class Script:
         return _VARIABLE.sub(value_of, text)
 
     def source_of(self, word: Word) -> TextRange:
-        """Where a word's value is written: the word itself, or the assignment of its only
-        variable."""
+        """Where a word's value is written: the word itself, or the assignment of its only variable.
+
+        Of `--nnodes=$N` it is `N=2`, if that is the only assignment.
+        """
         names = [name[1] or name[2] for name in _VARIABLE.finditer(word.text)]
         if len(names) != 1:
             return word
@@ -287,7 +292,10 @@ class Script:
         return assigned[0] if len(assigned) == 1 else word
 
     def expanded(self, words: Sequence[Word], depth: int = 0) -> Iterator[Word]:
-        """Words, with variables that hold a known list of words replaced by it."""
+        """Words, with variables that hold a known list of words replaced by it.
+
+        `$ARGS` after `ARGS="--nnodes 2"` is two words.
+        """
         for word in words:
             inner = self._list_in(word) if depth < _DEEPEST else None
             if inner is None:
@@ -380,7 +388,12 @@ class Script:
         return [inner for command in commands for inner in command.words] or None
 
     def _assignments(self, command: Command) -> Iterator[Assignment]:
-        """Before a command, or as the words of `export` or `env`."""
+        """Before a command, or as the words of `export` or `env`.
+
+        - `A=1` is for the script
+        - `export A=1` too, and programs see it
+        - `A=1 torchrun train.py` and `env A=1 torchrun train.py` are for this command
+        """
         words = command.words
         num_before = [*map(self._is_assignment, words), False].index(False)
         program = words[num_before].plain if num_before < len(words) else None

@@ -124,7 +124,10 @@ _EXPANSIONS = {
 
 
 def read_commands(text: str, start: int = 0, end: int | None = None) -> list[Command]:
-    """The commands of the text, or of a part of it, without those in `$(...)`."""
+    """The commands of the text, or of a part of it, without those in `$(...)`.
+
+    `cd /work && torchrun train.py &` has two, both in the background; the second is conditional.
+    """
     end = len(text) if end is None else end
 
     # One byte a character, so that tree-sitter's offsets are those of the text. tree-sitter-bash

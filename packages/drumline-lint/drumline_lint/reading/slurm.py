@@ -129,7 +129,10 @@ def header_options(text: str) -> Options:
 def read_options(
     words: Sequence[Word], value_of: Callable[[Word], str | None]
 ) -> tuple[dict[str, str | None], int, bool]:
-    """The options that words begin with, how many words they are, and whether all could be read."""
+    """The options that words begin with, how many words they are, and whether all could be read.
+
+    For `-N 2 --gres=gpu:8 $MORE python train.py` these are nodes and gres, 4 words, and False.
+    """
     options: dict[str, str | None] = {}
     position = 0
     is_sure = True

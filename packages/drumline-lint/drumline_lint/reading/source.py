@@ -30,7 +30,8 @@ _NOQA = re.compile(rf"#\s*noqa(?::\s*(?P<rules>{_RULE}(?:[\s,]+{_RULE})*))?", re
 
 def silenced_lines(text: str, together: Callable[[], Iterable[Lines]]) -> Silenced:
     """For Python or a shell script. A comment on one of the lines `together` applies to all of
-    them."""
+    them, as on any line of a call over three lines.
+    """
     if "noqa" not in text.lower():
         return {}
 
