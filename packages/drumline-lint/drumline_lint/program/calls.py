@@ -44,25 +44,27 @@ def is_instance(function: NamedFunction, parameter: ast.arg) -> bool:
 
 def number_of(function: NamedFunction, parameter: ast.arg) -> int | None:
     """Its position for callers; `self` is not counted. None for one that is given by name only."""
-    positional = [*function.args.posonlyargs, *function.args.args]
-    if parameter not in positional:
+    parameters = positional_parameters(function)
+    if parameter not in parameters:
         return None
 
-    return positional.index(parameter) - _is_method(function)
+    return parameters.index(parameter) - _is_method(function)
+
+
+def positional_parameters(function: NamedFunction) -> list[ast.arg]:
+    """The parameters that can be given by position, in their order."""
+    return [*function.args.posonlyargs, *function.args.args]
 
 
 def default_of(function: NamedFunction, parameter: ast.arg) -> ast.expr | None:
     """Its default value."""
     arguments = function.args
-    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = dict(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
 
-    # The last parameters are those with defaults.
-    defaults = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
-    if parameter in defaults:
-        return defaults[parameter]
-
-    by_name = dict(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
-    return by_name.get(parameter)
+    # Of the others, the last have defaults.
+    from_last = reversed(positional_parameters(function))
+    defaults.update(zip(from_last, reversed(arguments.defaults), strict=False))
+    return defaults.get(parameter)
 
 
 def _is_method(function: NamedFunction) -> bool:

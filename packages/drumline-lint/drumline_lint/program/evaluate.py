@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from drumline_lint.program import names, ranks
+from drumline_lint.program.calls import positional_parameters
 from drumline_lint.program.files import package_of
 from drumline_lint.program.functions import (
     ancestry,
@@ -556,9 +557,8 @@ def _is_self_of(expression: ast.expr, node: ast.ClassDef) -> bool:
     if not isinstance(expression, ast.Name) or not isinstance(function, ast.FunctionDef):
         return False
 
-    parameters = [*function.args.posonlyargs, *function.args.args][:1]
-    is_first = [parameter.arg for parameter in parameters] == [expression.id]
-    return is_first and enclosing_class(function) is node
+    names_in_order = [parameter.arg for parameter in positional_parameters(function)]
+    return enclosing_class(function) is node and names_in_order[:1] == [expression.id]
 
 
 def _is_property(function: FunctionNode) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from drumline_lint.program import calls, evaluate, functions, queries
 from drumline_lint.program.files import Files
-from drumline_lint.program.queries import Found, QueryCache
+from drumline_lint.program.queries import Answer, QueryCache
 from drumline_lint.program.tree import Binding, FunctionNode, Index, source_of
 from drumline_lint.program.value import NOTHING, CallResult, Library, Method, Value, Values
 from drumline_lint.reading.launchers import Launch
@@ -71,13 +71,13 @@ class Program:
 
     # Caches.
 
-    def cached(self, key: object, find: Callable[[], Found]) -> Found:
+    def cached(self, key: object, find: Callable[[], Answer]) -> Answer:
         """A cached result, for queries about all files."""
         answers = self.answers[""]
         if key not in answers:
             answers[key] = find()
 
-        result: Found = answers[key]
+        result: Answer = answers[key]
         return result
 
     # Values of expressions.

@@ -18,7 +18,7 @@ from drumline_lint.program.tree import Binding, called_name, last_name
 from drumline_lint.program.value import NOTHING, Items, LoopItem, Value, Values, only, union
 from drumline_lint.reading.source import Source
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 NOT_CUT = 1_000_000
 NO_LIMIT = 1_000_000_000
 
@@ -50,7 +50,7 @@ class QueryCache:
         """Whether no query is running."""
         return not self._depths
 
-    def once(self, key: object, find: Callable[[], Found], meanwhile: Found) -> Found:
+    def once(self, key: object, find: Callable[[], Answer], meanwhile: Answer) -> Answer:
         """The cached result; an inner query for the same key gets `meanwhile`.
 
         `rank = rank + 1` in a loop asks what `rank` is while that is being found out.
@@ -59,7 +59,7 @@ class QueryCache:
         they were expensive; the result of the outermost query itself is complete. A query that is
         nested too deeply is given up.
         """
-        result: Found
+        result: Answer
         if key in self.results:
             result = self.results[key]
             return result
@@ -87,9 +87,9 @@ class QueryCache:
         self._keep(key, result, depth)
         return result
 
-    def memo(self, key: object, find: Callable[[], Found]) -> Found:
+    def memo(self, key: object, find: Callable[[], Answer]) -> Answer:
         """A part of a query that several have in common; kept unless it may be incomplete."""
-        result: Found
+        result: Answer
         if key in self.results:
             result = self.results[key]
             return result
@@ -139,7 +139,7 @@ class ProgramView(Protocol):
     def calls(self, source: Source, *full_names: str) -> Iterator[ast.Call]:
         """All calls of these in a file."""
 
-    def cached(self, key: object, find: Callable[[], Found]) -> Found:
+    def cached(self, key: object, find: Callable[[], Answer]) -> Answer:
         """What was found before."""
 
 
@@ -148,18 +148,18 @@ Parameters = ParamSpec("Parameters")
 
 
 def cached_query(
-    find: Callable[Concatenate[View, Parameters], Found],
-) -> Callable[Concatenate[View, Parameters], Found]:
+    find: Callable[Concatenate[View, Parameters], Answer],
+) -> Callable[Concatenate[View, Parameters], Answer]:
     """Caches the results of a function of a program and its arguments."""
 
     @wraps(find)
-    def ask(program: View, /, *arguments: Parameters.args, **named: Parameters.kwargs) -> Found:
+    def ask(program: View, /, *arguments: Parameters.args, **named: Parameters.kwargs) -> Answer:
         answers = program.answers[find]
         key = arguments[0] if len(arguments) == 1 else arguments
         if key not in answers:
             answers[key] = find(program, *arguments, **named)
 
-        result: Found = answers[key]
+        result: Answer = answers[key]
         return result
 
     return ask

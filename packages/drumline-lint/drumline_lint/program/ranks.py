@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from drumline_lint.program.value import (
     NOTHING,
@@ -206,9 +207,9 @@ def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
     if num_counting <= 1 or not num_with_ranks:
         return combination
     if not is_or:
-        return _changed(combination, lambda rank_test: replace(rank_test, is_enough=False))
+        return _changed(combination, is_enough=False)
     if num_with_ranks < num_counting:
-        return _changed(combination, lambda rank_test: replace(rank_test, is_needed=False))
+        return _changed(combination, is_needed=False)
 
     # `rank == 0 or rank == 1`: some ranks, and which is not known.
     tests = {value for value in combination if isinstance(value, RankTest)}
@@ -230,9 +231,11 @@ def _lets_all_in(flag: ast.expr) -> bool:
     return bool(name) and not _OF_ONE_PROCESS.search(name.lower())
 
 
-def _changed(values: Values, change: Callable[[RankTest], RankTest]) -> Values:
+def _changed(values: Values, **changes: Any) -> Values:
     """The values with their tests changed."""
-    return frozenset(change(value) if isinstance(value, RankTest) else value for value in values)
+    return frozenset(
+        replace(value, **changes) if isinstance(value, RankTest) else value for value in values
+    )
 
 
 def negated(values: Values) -> Values:

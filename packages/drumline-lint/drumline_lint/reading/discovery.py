@@ -28,7 +28,7 @@ SKIPPED = frozenset({"__pycache__", "node_modules", "build", "site-packages", "v
 
 
 @dataclass
-class Found:
+class Discovery:
     """The result of a search."""
 
     files: list[Path]
@@ -53,7 +53,7 @@ class _Search:
 
 def find_files(
     paths: Sequence[Path], *, exclude: Sequence[str] = (), root: Path | None = None
-) -> Found:
+) -> Discovery:
     """Sorted, without duplicates. `exclude`: globs of names, or of paths relative to `root`."""
     if missing := [str(path) for path in paths if not os.path.lexists(path)]:
         what = f"there is no {', no '.join(missing)}"
@@ -75,7 +75,7 @@ def find_files(
         for real, path in search.by_real_path.items()
         if path not in paths and not real.startswith(tuple(tops))
     }
-    return Found(sorted(search.by_real_path.values()), search.problems, frozenset(outside))
+    return Discovery(sorted(search.by_real_path.values()), search.problems, frozenset(outside))
 
 
 def is_matched(path: Path, globs: Sequence[str], root: Path) -> bool:

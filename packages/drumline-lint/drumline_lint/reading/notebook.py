@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterator
@@ -45,11 +44,10 @@ def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]
         return None, problems
 
     whole = "\n".join(texts)
-    tree, error = _parsed(whole)
-    if tree is None:
-        assert error is not None
+    try:
+        tree = parse_python(whole)
+    except CANNOT_PARSE as error:
         return None, [*problems, syntax_problem(error, path)]
-
     return Source(path, whole, tree, cells), problems
 
 
@@ -103,15 +101,14 @@ def _joined(code: Any) -> str:
 
 def _as_python(code: str) -> tuple[str, BaseException | None]:
     """The code, or as many empty lines if it is not Python even without magics."""
-    if _parsed(code)[0] is not None:
+    if _parse_error(code) is None:
         return code, None
 
     without = _without_magics(_without_indent(code))
-    tree, error = _parsed(without)
-    if tree is None:
-        return "\n" * code.count("\n"), error
-
-    return without, None
+    error = _parse_error(without)
+    if error is None:
+        return without, None
+    return "\n" * code.count("\n"), error
 
 
 def _without_indent(code: str) -> str:
@@ -120,12 +117,13 @@ def _without_indent(code: str) -> str:
     return "\n".join(line.removeprefix(indent) for line in code.split("\n"))
 
 
-def _parsed(text: str) -> tuple[ast.Module | None, BaseException | None]:
-    """Its tree, or why it has none."""
+def _parse_error(text: str) -> BaseException | None:
+    """Why it cannot be parsed; None if it can."""
     try:
-        return parse_python(text), None
+        parse_python(text)
     except CANNOT_PARSE as error:
-        return None, error
+        return error
+    return None
 
 
 def _without_magics(code: str) -> str:

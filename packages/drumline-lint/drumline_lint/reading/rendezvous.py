@@ -26,23 +26,24 @@ def nodes_flag(launch: Launch) -> str:
 
 def most_nodes(launch: Launch) -> int | None:
     """The largest number of nodes that it joins; None if it is known only at run time."""
-    return _nodes(launch, least=False)
+    return _nodes(launch)[1]
 
 
 def least_nodes(launch: Launch) -> int | None:
     """The number of nodes that it waits for."""
-    return _nodes(launch, least=True)
+    return _nodes(launch)[0]
 
 
-def _nodes(launch: Launch, *, least: bool) -> int | None:
-    """`--nnodes 2:4` waits for 2 nodes, and 4 may join."""
+def _nodes(launch: Launch) -> tuple[int | None, int | None]:
+    """The least and the largest number: `--nnodes 2:4` waits for 2 nodes, and 4 may join."""
     name = nodes_flag(launch)
     if name in launch.flags:
         first, _, last = (launch.value(name) or "").partition(":")
-        return whole_number(first if least else last or first)
+        return whole_number(first), whole_number(last or first)
 
     is_known = launch.is_sure and launch.kind not in {ACCELERATE, DEEPSPEED}
-    return 1 if is_known and not launch.is_of_operator else None
+    count = 1 if is_known and not launch.is_of_operator else None
+    return count, count
 
 
 def backend(launch: Launch) -> str:
