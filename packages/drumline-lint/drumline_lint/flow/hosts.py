@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drumline_lint.program.program import Program
+from drumline_lint.program.queries import cached_query
 from drumline_lint.program.value import ConstantValue, Library
 from drumline_lint.reading.source import Source
 
@@ -25,9 +26,10 @@ class Setting:
     node: ast.AST
 
 
+@cached_query
 def settings(program: Program, source: Source) -> list[Setting]:
     """By an assignment, or `os.environ.update`."""
-    return program.cached(("settings", source), lambda: list(_find_settings(program, source)))
+    return list(_find_settings(program, source))
 
 
 def _find_settings(program: Program, source: Source) -> Iterator[Setting]:

@@ -89,6 +89,13 @@ def calls_in(program: ProgramView, source: Source, full_names: tuple[str, ...]) 
     return sorted(matching, key=position)
 
 
+@cached_query
+def calls_in_all(program: ProgramView, full_names: tuple[str, ...]) -> list[ast.Call]:
+    """All calls of these in all given files."""
+    sources = program.files.sources
+    return [call for source in sources for call in program.calls(source, *full_names)]
+
+
 @cache
 def _by_last_name(full_names: tuple[str, ...]) -> dict[str, set[str]]:
     """`torch.distributed.barrier` by `barrier`."""

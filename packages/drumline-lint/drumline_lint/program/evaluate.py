@@ -7,7 +7,7 @@ imports.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from drumline_lint.program import names, ranks
 from drumline_lint.program.calls import positional_parameters
@@ -285,18 +285,14 @@ def reaching_bindings(bindings: list[Binding], use: ast.Name) -> list[Binding]:
 
     loops = [node for node in around if isinstance(node, LOOPS)]
     if loops and (last_certain is None or loops[-1] not in ancestors(last_certain.node)):
-        reaching += _later_in_loop(loops[-1], plain, before)
+        # What is bound after the use, the next pass of the loop sees.
+        reaching += [
+            binding
+            for binding in plain
+            if binding not in before and loops[-1] in ancestors(binding.node)
+        ]
 
     return reaching or plain
-
-
-def _later_in_loop(
-    loop: ast.AST, bindings: list[Binding], before: list[Binding]
-) -> Iterator[Binding]:
-    """What is bound after the use, which the next pass of the loop sees."""
-    for binding in bindings:
-        if binding not in before and loop in ancestors(binding.node):
-            yield binding
 
 
 def _is_before(binding: Binding, use: ast.Name, around: Sequence[ast.AST]) -> bool:

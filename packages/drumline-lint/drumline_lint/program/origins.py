@@ -1,4 +1,8 @@
-"""Where a value comes from: its expression, one step back or completely."""
+"""Where a value comes from: its expression, one step back or completely.
+
+Of `path` in `torch.save(state, path)`, after `path = folder / name` and `folder = Path(args.out)`, one
+step back is `folder / name`; completely it is also `Path(args.out)`, `args.out` and `name`.
+"""
 
 from __future__ import annotations
 

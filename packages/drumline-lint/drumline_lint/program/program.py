@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from drumline_lint.program import calls, evaluate, functions, queries
 from drumline_lint.program.files import Files
-from drumline_lint.program.queries import Answer, QueryCache
+from drumline_lint.program.queries import QueryCache
 from drumline_lint.program.tree import Binding, FunctionNode, Index, source_of
 from drumline_lint.program.value import NOTHING, CallResult, Library, Method, Value, Values
 from drumline_lint.reading.launchers import Launch
@@ -69,17 +69,6 @@ class Program:
         """The given file that an import refers to."""
         return self.files.module(name, seen_from)
 
-    # Caches.
-
-    def cached(self, key: object, find: Callable[[], Answer]) -> Answer:
-        """A cached result, for queries about all files."""
-        answers = self.answers[""]
-        if key not in answers:
-            answers[key] = find()
-
-        result: Answer = answers[key]
-        return result
-
     # Values of expressions.
 
     def values(self, expression: ast.expr | None) -> Values:
@@ -132,11 +121,7 @@ class Program:
 
     def all_calls(self, *full_names: str) -> Iterator[ast.Call]:
         """All calls of these in all given files."""
-
-        def find() -> list[ast.Call]:
-            return [call for source in self.sources for call in self.calls(source, *full_names)]
-
-        return iter(self.cached(("all calls", full_names), find))
+        return iter(calls.calls_in_all(self, full_names))
 
     # Names, functions and classes of the given files.
 

@@ -139,9 +139,6 @@ class ProgramView(Protocol):
     def calls(self, source: Source, *full_names: str) -> Iterator[ast.Call]:
         """All calls of these in a file."""
 
-    def cached(self, key: object, find: Callable[[], Answer]) -> Answer:
-        """What was found before."""
-
 
 View = TypeVar("View", bound=ProgramView)
 Parameters = ParamSpec("Parameters")

@@ -74,7 +74,10 @@ _WITH_GAPS = (COMPACT[ast.Dict], COMPACT[ast.arguments])
 
 @dataclass(eq=False, slots=True)
 class Binding:
-    """One place where a name, or an attribute, gets a value."""
+    """One place where a name, or an attribute, gets a value.
+
+    For `b` in `a, b = pair` it has the statement, the value `pair`, and the path (1,).
+    """
 
     node: ast.AST
     """The statement; for a parameter, its `arg`; for an import, its `alias`."""
@@ -91,7 +94,10 @@ class Binding:
 
 @dataclass(eq=False, slots=True)
 class Scope:
-    """A module, class or function, and the names bound in it."""
+    """A module, class or function, and the names bound in it.
+
+    Of `def main(): rank = 0` the module has `main`, and the function has `rank`.
+    """
 
     node: ScopeNode
     outer: Scope | None

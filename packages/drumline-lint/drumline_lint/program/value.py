@@ -32,7 +32,7 @@ def _of_node(node: ast.AST) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Something from a library: `torch.distributed.barrier`; for a builtin, its plain name."""
+    """Something from a library: `torch.distributed.barrier`; for a builtin, its plain name: `print`."""
 
     name: str
 
@@ -65,7 +65,7 @@ class ConstantValue:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A tuple or list that is written out."""
+    """A tuple or list that is written out: `(0, rank)`."""
 
     items: tuple[ast.expr, ...]
 
@@ -75,7 +75,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class LoopItem:
-    """An item of an iterable, or a part of one."""
+    """An item of an iterable, or a part of one: `batch` in `for batch in loader`."""
 
     of: ast.expr
 

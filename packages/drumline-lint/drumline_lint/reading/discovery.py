@@ -129,7 +129,7 @@ def _is_read(path: Path) -> bool:
 
 
 def is_readme(path: Path) -> bool:
-    """`README.md`, `readme`, `README_training.rst`."""
+    """A README, or documentation beside it: `README`, `docs/training.md`."""
     return path.suffix in ("", ".md", ".rst", ".txt") and bool(README_NAMES.fullmatch(path.name))
 
 

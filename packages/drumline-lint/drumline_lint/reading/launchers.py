@@ -109,7 +109,10 @@ class Flag:
 
 
 class ReadFlags(NamedTuple):
-    """What a launcher's words begin with."""
+    """What a launcher's words begin with.
+
+    `--nnodes 2 train.py --lr 1` has the flag nnodes, and the rest `train.py --lr 1`.
+    """
 
     flags: dict[str, Flag]
     is_sure: bool
@@ -190,7 +193,11 @@ _LAUNCHES: WeakKeyDictionary[Script, list[Launch]] = WeakKeyDictionary()
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """One start of a training script, by a launcher or by Python itself."""
+    """One start of a training script, by a launcher or by Python itself.
+
+    `srun -N 2 torchrun --nnodes=2 train.py --lr 1` has the kind torchrun, the flag nnodes, the
+    arguments `train.py --lr 1`, and the options of srun.
+    """
 
     command: Command
     """The outermost command, as it is in the script."""

@@ -1,5 +1,19 @@
 """Kubernetes manifests, Compose files and Dockerfiles: each container that starts a training, as a
-script."""
+script.
+
+Of this Job the script has one command, `torchrun --nnodes 2 train.py`, and its container runs on two
+nodes with eight GPUs each:
+
+    kind: Job
+    spec:
+      parallelism: 2
+      template:
+        spec:
+          containers:
+          - name: train
+            command: [torchrun, --nnodes, "2", train.py]
+            resources: {limits: {nvidia.com/gpu: 8}}
+"""
 
 from __future__ import annotations
 
@@ -162,7 +176,11 @@ class _ManifestReader:
         return script
 
     def _add_entry(self, script: Script, entry: YamlNode) -> None:
-        """A variable in `env`: its value, or a field of which each pod has its own."""
+        """A variable in `env`: its value, or a field of which each pod has its own.
+
+        - {name: MASTER_PORT, value: "29500"}
+        - {name: HOST, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+        """
         name = text_at(entry, "name")
         value = member(entry, "value")
         if value is not None:
@@ -229,7 +247,11 @@ class _ManifestReader:
                 yield Refusal(word, message, f'write "{word.text}"')
 
     def _volumes_of_one_node(self, pod: _Pod) -> Iterator[Refusal]:
-        """Claims of this file that only one node may mount."""
+        """Claims of this file that only one node may mount, in pods on several nodes.
+
+        kind: PersistentVolumeClaim
+        spec: {accessModes: [ReadWriteOnce]}
+        """
         claims = self._named("PersistentVolumeClaim")
         message = "pods on several nodes mount this volume, and ReadWriteOnce allows one node"
 
@@ -268,7 +290,14 @@ class _ManifestReader:
     # Compose
 
     def _services(self, listed: YamlNode) -> list[Script]:
-        """The containers of a Compose file; each has the list of all."""
+        """The containers of a Compose file; each has the list of all.
+
+        services:
+          node0:
+            command: torchrun --nnodes 2 --node-rank 0 train.py
+          node1:
+            command: torchrun --nnodes 2 --node-rank 1 train.py
+        """
         services = mapping(listed)
         hosts = frozenset(host for name, node in services for host in _hosts(name, node))
         keys = {scalar(key): key for key, _ in listed.value}
@@ -449,7 +478,11 @@ def _count(node: YamlNode | None) -> int:
 
 
 def _shared_memory_of_pod(container: YamlNode, pod: YamlNode) -> int | None:
-    """The size of what is mounted to /dev/shm, 0 if it is on disk."""
+    """The size of what is mounted to /dev/shm, 0 if it is on disk.
+
+    As with `volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 16Gi}}]`, and
+    `volumeMounts: [{name: shm, mountPath: /dev/shm}]` in the container.
+    """
     if text_at(pod, "hostIPC") == "true":
         return None
 
@@ -503,7 +536,12 @@ _ENV = re.compile(
 
 
 def read_dockerfile(path: Path, text: str) -> Script:
-    """The variables and the command of an image."""
+    """The variables and the command of an image.
+
+    ENV NCCL_DEBUG=INFO
+    ENTRYPOINT ["torchrun", "--standalone"]
+    CMD ["train.py"]
+    """
     script = Script(path, text, container=Container(kind="image", replicas=None))
     started: dict[str, list[Command]] = {"ENTRYPOINT": [], "CMD": []}
 

@@ -21,7 +21,12 @@ _ASSIGNED = re.compile(r"(?P<target>[\w.,\s\[\]'\"]+=\s*)(?:!|%[a-zA-Z])")
 
 
 def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]]:
-    """Its Python, if there is any, and problems for cells that are not Python."""
+    """Its Python, if there is any, and problems for cells that are not Python.
+
+    Cells are joined with line ends, and each is known by its first line:
+
+        {"cells": [{"cell_type": "code", "source": ["import torch\\n", "torch.rand(2)"]}]}
+    """
     try:
         codes = list(_code_cells(_document(data)))
     except ValueError as reason:

@@ -1,4 +1,12 @@
-"""One shell script: its commands, the known values of its variables, and its Slurm options."""
+"""One shell script: its commands, the known values of its variables, and its Slurm options.
+
+Of this script the options are `nodes` and `gres`, the variables PORT, and the last word of the
+command is known to be `--master-port=29500`:
+
+    #SBATCH --nodes=2 --gres=gpu:8
+    PORT=29500
+    srun torchrun --master-port=$PORT
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,10 @@ _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=?][^{}]*)?\
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a command; offsets count characters of the file's text."""
+    """One word of a command; offsets count characters of the file's text.
+
+    In `echo "a $B"` the second has the text `a $B`, no plain text, and the head `a `.
+    """
 
     start: int
     end: int
@@ -69,7 +72,7 @@ class Surroundings:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Command:
-    """A simple command, as it is written."""
+    """A simple command, as it is written: `A=1 torchrun train.py`, `export A=1`, `A=1`."""
 
     words: tuple[Word, ...]
     around: Surroundings = Surroundings()
