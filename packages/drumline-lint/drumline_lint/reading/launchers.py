@@ -355,14 +355,13 @@ def _in_words(script: Script, written: Sequence[Word], around: Launch) -> Iterat
             around = replace(around, is_elsewhere=around.is_elsewhere or name in _ELSEWHERE)
             yield from _in_quoted(script, words[1:], around)
 
-            is_before = itertools.takewhile(lambda word: not _is_program(word), words)
-            options_written = tuple(is_before)
+            before = tuple(itertools.takewhile(lambda word: not _is_program(word), words))
             if name in _DOCKER:
-                around = replace(around, docker=options_written)
+                around = replace(around, docker=before)
             elif name in _MPIRUN:
-                around = replace(around, mpirun=options_written)
+                around = replace(around, mpirun=before)
 
-            words = words[len(options_written) :]
+            words = words[len(before) :]
 
         else:
             yield from _in_program(script, words, around)
