@@ -240,7 +240,16 @@ class OuterSync:
         """Collective: begin and end the rounds that are due after this step; after the last one all
         parts have one, which ends at once."""
         self.is_shared = False
-        self._continue_rounds(step, is_last=is_last)
+        overlap = self.plan.overlap
+        for part in self._parts:
+            if part.began_at is None:
+                continue
+
+            num_steps = step - part.began_at
+            if is_last or num_steps == overlap:
+                self._finish(part, step)
+            elif 2 * num_steps >= overlap:
+                part.advance()
 
         # A part may still be on its way after a resume with another H: its next round then begins
         # later.
@@ -251,21 +260,9 @@ class OuterSync:
         ]
         self.repeat(due, step, weight=self.groups.weight, is_last=is_last)
 
-        if is_last or not self.plan.overlap:
+        if is_last or not overlap:
             has_all_buffers = self._sends_buffers or not self._buffers
             self.is_shared = has_all_buffers and len(due) == len(self._parts)
-
-    def _continue_rounds(self, step: int, *, is_last: bool) -> None:
-        """Collective: the rounds that began after an earlier step."""
-        for part in self._parts:
-            if part.began_at is None:
-                continue
-
-            num_steps = step - part.began_at
-            if is_last or num_steps == self.plan.overlap:
-                self._finish(part, step)
-            elif 2 * num_steps >= self.plan.overlap:
-                part.advance()
 
     def _finish(self, part: SyncedPart, step: int) -> None:
         """Collective: end the round of a part. The buffers are sent first: a node may be lost

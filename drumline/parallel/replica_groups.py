@@ -73,11 +73,7 @@ def make_replica_groups(
     across = make_group(leaders, timeout_s=timeout_s)
 
     # All ranks make all groups, in the same order.
-    groups: dict[tuple[int, ...], Any] = {}
-    for ranks in ordered:
-        if len(ranks) > 1:
-            groups[ranks] = make_group(ranks, timeout_s=timeout_s)
-
+    groups = {ranks: make_group(ranks, timeout_s=timeout_s) for ranks in ordered if len(ranks) > 1}
     (members,) = (ranks for ranks in ordered if dist.get_rank() in ranks)
     return ReplicaGroups(
         members=members,

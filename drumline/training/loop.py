@@ -368,7 +368,7 @@ class CompareReplicas(Action):
         self.run(context)
 
     def due(self, step: int) -> bool:
-        """At its interval, and before each save: a checkpoint has the bits of all ranks."""
+        """At its interval, and before each save: a checkpoint is what all ranks have."""
         return step % self.interval == 0 or self._saver.due(step)
 
     def run(self, context: RunContext) -> None:

@@ -158,13 +158,13 @@ class _TorchObserver:
         with contextlib.suppress(Exception):
             self._recorder.modules.begin_backward()
 
-    def _begin_optimizer(self, optimizer: Any, *_: Any) -> None:
+    def _begin_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch calls it before each step of any optimizer."""
         if self._is_observed():
             self._recorder.modules.optimizers.add(optimizer)
             self._enter(OPTIMIZER)
 
-    def _end_optimizer(self, *_: Any) -> None:
+    def _end_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch calls it after each step of any optimizer."""
         if self._is_observed():
             self._enter(Phase.BETWEEN)
@@ -322,13 +322,13 @@ class ScriptProfile:
         if is_main and not is_inner and not self._makes_optimizers:
             self._end_step(None)
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch calls it before each step of any optimizer."""
         # A step that has raised has no end: its optimizer is replaced by the next one.
         if self._outermost is None or not is_inside_step(sys._getframe(1)):
             self._outermost = id(optimizer)
 
-    def _after_step(self, optimizer: Any, *_: Any) -> None:
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch calls it after each step of any optimizer, unless it raises."""
         if optimizer not in self._optimizers:
             self._add(optimizer)

@@ -176,7 +176,7 @@ def _best_checkpoint(run: Path) -> Path:
 
 
 def _read_checkpoint(path: Path) -> Mapping[str, Tensor]:
-    """The model's tensors of a checkpoint, under all names that they have in the model."""
+    """The model's tensors of a checkpoint, when every byte of it is checked."""
     catalog.verify(path)
     tensors = store.read(path).tensors
     if "model" not in tensors:

@@ -61,8 +61,8 @@ def make_optimizer(
         raise UsageError(f"{type(model).__name__} has no trainable parameter")
 
     options = {name: _parsed(value) for name, value in optim.options.items()}
-    for name in options:
-        if name in GIVEN_ELSEWHERE:
+    for name in GIVEN_ELSEWHERE:
+        if name in options:
             raise UsageError(
                 f"--optim.options.{name} is not an option", next_step=f"give it as --optim.{name}"
             )

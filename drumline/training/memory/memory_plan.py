@@ -68,7 +68,7 @@ class RankMemory:
     mode: str
     world_size: int
     micro_batch_size: int
-    """Of the largest one."""
+    """The samples of the largest one."""
 
     parameters: int
     gradients: int

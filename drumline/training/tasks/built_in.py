@@ -388,7 +388,6 @@ class ConfiguredTask(Task):
     @cached_property
     def _train_data(self) -> Any:
         """Read once, though the engine and the model both ask."""
-        # Read once, though the engine and the model both ask.
         return self._build_data("train")
 
     def _build_data(self, split: Split) -> Any:
