@@ -199,12 +199,17 @@ def _of_parsers(program: Program, source: Source, name: str) -> Iterator[object]
 
 def _declarations(program: Program, source: Source, name: str) -> list[ast.Call]:
     """`parser.add_argument("--name")`, in the files that are connected with this one."""
-    return [
-        call
-        for file in connected(program, source)
-        for call in program.index(file).calls.get("add_argument", ())
-        if _destination(call) == name
-    ]
+    return _declared_in(program, connected(program, source)).get(name, [])
+
+
+@cached_query
+def _declared_in(program: Program, component: frozenset[Source]) -> dict[str, list[ast.Call]]:
+    """By the attribute that a parser gives the value."""
+    declared: dict[str, list[ast.Call]] = {}
+    for file in sorted(component, key=lambda file: file.path):
+        for call in program.index(file).calls.get("add_argument", ()):
+            declared.setdefault(_destination(call), []).append(call)
+    return declared
 
 
 def _destination(call: ast.Call) -> str:

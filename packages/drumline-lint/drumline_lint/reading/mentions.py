@@ -13,9 +13,10 @@ from drumline_lint.reading.source import Source
 _ENDING = re.compile(rb"\.py\b")
 _STEM = re.compile(rb"[\w-]+\Z")
 _LONGEST_STEM = 80
-_MODULE = re.compile(rb"-m[ =]+([\w.]+)|[\"'=]\s*([\w.]+):\w+\s*[\"'\n]")
-"""`python -m package.train`, and `train = "package.train:main"` of a package's entry points."""
-_STARTS_OTHERS = re.compile(rb"subprocess|os\.system|Popen|submitit|runpy|console_scripts")
+_MODULE = re.compile(rb"-m[ =]+([\w.]+)")
+_ENTRY_POINT = re.compile(rb"[\"'=] *([\w.]+):\w+ *[\"'\n]")
+"""`train = "package.train:main"`, under `[project.scripts]` or `console_scripts`."""
+_STARTING = (b"subprocess", b"os.system", b"Popen", b"submitit", b"runpy", b"console_scripts")
 
 
 def mentioned_files(readings: Sequence[Reading]) -> frozenset[str]:
@@ -31,7 +32,7 @@ def is_mentioned(path: Path, mentioned: frozenset[str]) -> bool:
 def _names_in(reading: Reading) -> Iterator[str]:
     content = reading.content
     is_program = isinstance(content, Source) and not content.is_notebook
-    if is_program and not _STARTS_OTHERS.search(reading.data):
+    if is_program and not any(word in reading.data for word in _STARTING):
         return
 
     for ending in _ENDING.finditer(reading.data):
@@ -41,5 +42,8 @@ def _names_in(reading: Reading) -> Iterator[str]:
         if name and not (is_program and name == reading.path.stem):
             yield name
 
-    for module in _MODULE.finditer(reading.data):
-        yield (module[1] or module[2]).decode(errors="replace").replace(".", "/")
+    modules = _MODULE.findall(reading.data)
+    if b"scripts" in reading.data:
+        modules += _ENTRY_POINT.findall(reading.data)
+    for module in modules:
+        yield module.decode(errors="replace").replace(".", "/")
