@@ -128,11 +128,13 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _changed_lines(top: Path, diff: str) -> Iterator[tuple[str, list[range]]]:
-    """The lines of each file that a diff adds, by path: `range(4, 7)` of
+    """The lines that a diff adds to each file, by its path.
 
-    --- a/train.py
-    +++ b/train.py
-    @@ -3,0 +4,3 @@
+    They are `range(4, 7)` of train.py for:
+
+        --- a/train.py
+        +++ b/train.py
+        @@ -3,0 +4,3 @@
     """
     ranges: list[range] = []
     for before, line in itertools.pairwise(diff.split("\n")):

@@ -241,13 +241,15 @@ def _called(path: Path) -> str:
 
 
 def _diff(path: str, before: Reading, after: Reading) -> Iterator[str]:
-    """The lines of the diff of one file:
+    """The lines of the diff of one file.
 
-    --- a/launch.sh
-    +++ b/launch.sh
-    @@ -1 +1 @@
-    -python -m torch.distributed.launch --use-env train.py
-    +python -m torch.distributed.run train.py
+    For example:
+
+        --- a/launch.sh
+        +++ b/launch.sh
+        @@ -1 +1 @@
+        -python -m torch.distributed.launch --use-env train.py
+        +python -m torch.distributed.run train.py
     """
     for line in difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}"):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"

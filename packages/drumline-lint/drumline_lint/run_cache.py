@@ -95,7 +95,12 @@ def _finding(item: dict[str, Any]) -> Finding:
 
 
 def _edit(item: dict[str, Any]) -> Edit:
-    """Of `{"start": [3, 4], "end": [3, 9], "text": "good"}`: JSON has no tuples."""
+    """An edit, as `asdict` and JSON made a table of it, which have lists for tuples.
+
+    For example:
+
+        {"start": [3, 4], "end": [3, 9], "text": "good"}
+    """
     item["start"] = tuple(item["start"])
     item["end"] = tuple(item["end"])
     return Edit(**item)

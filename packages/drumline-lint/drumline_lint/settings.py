@@ -198,12 +198,14 @@ def _toml(path: Path) -> dict[str, Any]:
 def _checked(table: Mapping[str, Any], where: str) -> GivenSettings:
     """The settings of a file; all mistakes in the table are reported at once.
 
-    [tool.drumline.lint]
-    ignore = ["DL025"]
-    severity = "note"
+    For example:
 
-    [tool.drumline.lint.per-file-ignores]
-    "examples/*" = ["DL1"]
+        [tool.drumline.lint]
+        ignore = ["DL025"]
+        severity = "note"
+
+        [tool.drumline.lint.per-file-ignores]
+        "examples/*" = ["DL1"]
     """
     problems = []
     for key, value in table.items():

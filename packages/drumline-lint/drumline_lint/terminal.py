@@ -28,8 +28,10 @@ def one_line(text: object) -> str:
 def print_message(prefix: str, text: object, *indented: object) -> None:
     """Print a line on stderr after the command's name, and others below it, indented.
 
-    drumline-lint: error: no PATH was given
-      try: give files or folders, as in: drumline-lint .
+    For example:
+
+        drumline-lint: error: no PATH was given
+          try: give files or folders, as in: drumline-lint .
     """
     lines = [f"{prefix}: {one_line(text)}", *(f"  {one_line(line)}".rstrip() for line in indented)]
     clear = CLEAR_LINE if sys.stderr is not None and sys.stderr.isatty() else ""

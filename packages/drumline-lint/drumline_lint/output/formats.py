@@ -22,13 +22,22 @@ VERSION = 1
 def as_json(report: Report) -> str:
     """All findings and problems, and their numbers.
 
-        {"version": 1, "files": 14, "findings": [...], "problems": [], "summary": {...}}
+    For example, with one of its findings:
 
-    A finding:
-
-        {"rule": "DL012", "name": "accumulation-without-no-sync", "severity": "warning",
-         "message": "...", "fix": "...", "edits": [],
-         "path": "train.py", "cell": null, "line": 40, "column": 9, ...}
+        {
+         "version": 1,
+         "files": 14,
+         "findings": [
+          {
+           "rule": "DL005", "name": "set-epoch-missing", "severity": "warning",
+           "path": "train.py", "cell": null,
+           "line": 40, "column": 9, "end_line": 40, "end_column": 14,
+           "message": "...", "fix": "...", "edits": []
+          }
+         ],
+         "problems": [],
+         "summary": {"shown": {"error": 0, "warning": 1, "note": 0}, ...}
+        }
     """
     document = {
         "version": VERSION,
@@ -67,7 +76,12 @@ def edit_regions(report: Report, finding: Finding) -> list[dict[str, Any]]:
 
 
 def _edit_region(edit: Edit, lines: list[str]) -> dict[str, Any]:
-    """Such as: {"line": 3, "column": 9, "end_line": 3, "end_column": 14, "text": "good"}."""
+    """An edit as a program applies it.
+
+    For example:
+
+        {"line": 3, "column": 9, "end_line": 3, "end_column": 14, "text": "good"}
+    """
     line, offset = edit.start
     end_line, end_offset = edit.end
     return {
@@ -91,12 +105,16 @@ BASE = "%SRCROOT%"
 
 
 def as_sarif(report: Report, rules: Mapping[str, Rule], *, version: str, folder: Path) -> str:
-    """One run of the tool; paths inside `folder` are relative to it."""
+    """One run of the tool, with the texts of all rules.
+
+    Paths inside `folder` are relative to it.
+    """
     driver = {
         "name": "drumline lint",
         "version": version,
         "rules": [_rule(rule) for rule in rules.values()],
     }
+
     numbers = {number: index for index, number in enumerate(rules)}
     run = {
         "tool": {"driver": driver},
@@ -107,6 +125,7 @@ def as_sarif(report: Report, rules: Mapping[str, Rule], *, version: str, folder:
             _result(report, finding, numbers[finding.rule], folder) for finding in report.everything
         ],
     }
+
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
 
@@ -131,11 +150,15 @@ def _rule(rule: Rule) -> dict[str, Any]:
 
 
 def _fenced(rule: Rule, code: str) -> str:
+    """A block of code in Markdown."""
     return f"```{rule.language}\n{code.strip()}\n```"
 
 
 def _result(report: Report, finding: Finding, index: int, folder: Path) -> dict[str, Any]:
-    """A finding, with its place and its edits; `index`: of its rule among all rules."""
+    """A finding, with its place and its edits.
+
+    `index`: of its rule among all rules.
+    """
     artifact = {"artifactLocation": _location(finding.place.path, folder)}
     result = {
         "ruleId": finding.rule,
@@ -152,7 +175,13 @@ def _result(report: Report, finding: Finding, index: int, folder: Path) -> dict[
 
 
 def _location(path: str, folder: Path) -> dict[str, str]:
-    """Such as: {"uri": "src/train.py", "uriBaseId": "%SRCROOT%"}."""
+    """Where a file is; outside of the folder, by its whole path.
+
+    For example:
+
+        {"uri": "src/train.py", "uriBaseId": "%SRCROOT%"}
+        {"uri": "file:///shared/train.py"}
+    """
     whole = folder / path
     if not whole.is_relative_to(folder) or ".." in whole.parts:
         return {"uri": whole.resolve().as_uri()}
@@ -162,6 +191,7 @@ def _location(path: str, folder: Path) -> dict[str, str]:
 
 
 def _replacement(edit: dict[str, Any]) -> dict[str, Any]:
+    """An edit in the words of SARIF."""
     deleted = _lines(edit["line"], edit["column"], edit["end_line"], edit["end_column"])
     return {"deletedRegion": deleted, "insertedContent": {"text": edit["text"]}}
 
@@ -178,7 +208,12 @@ def as_github(report: Report) -> str:
 
 
 def _command(report: Report, finding: Finding) -> str:
-    """Such as: ::warning file=train.py,line=40,title=DL012 accumulation-without-no-sync::... ."""
+    """A finding as GitHub shows it beside the line.
+
+    For example:
+
+        ::warning file=train.py,line=40,col=9,title=DL005 set-epoch-missing::...
+    """
     region = _region(report, finding)
     names = {"startLine": "line", "startColumn": "col", "endLine": "endLine"}
     if region.get("endLine") == region["startLine"]:
@@ -189,15 +224,18 @@ def _command(report: Report, finding: Finding) -> str:
         **{name: str(region[key]) for key, name in names.items() if key in region},
         "title": f"{finding.rule} {finding.name}",
     }
+
     written = ",".join(
         f"{name}={_escaped(value).replace(':', '%3A').replace(',', '%2C')}"
         for name, value in properties.items()
     )
+
     message = _escaped(f"{_cell(finding)}{finding.message}\nfix: {finding.fix}")
     return f"::{COMMANDS[finding.severity]} {written}::{message}"
 
 
 def _escaped(text: str) -> str:
+    """`50%25` of `50%`: a command is one line."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
@@ -211,8 +249,10 @@ def _cell(finding: Finding) -> str:
 
 
 def _region(report: Report, finding: Finding) -> dict[str, int]:
-    """The place in the file; of a notebook only the line, since a column within a cell is not a
-    column of the file."""
+    """The place in the file.
+
+    Of a notebook it is only the line, since a column within a cell is not a column of the file.
+    """
     place = finding.place
     if place.cell is not None:
         data = report.readings[place.path].data
@@ -222,7 +262,13 @@ def _region(report: Report, finding: Finding) -> dict[str, int]:
 
 
 def _lines(line: int, column: int, end_line: int, end_column: int) -> dict[str, int]:
-    """Such as: {"startLine": 3, "startColumn": 9, "endLine": 3, "endColumn": 14}."""
+    """A region of SARIF, which does not end before it begins.
+
+    For example:
+
+        {"startLine": 3, "startColumn": 9, "endLine": 3, "endColumn": 14}
+    """
     if end_line == line:
         end_column = max(end_column, column)
+
     return {"startLine": line, "startColumn": column, "endLine": end_line, "endColumn": end_column}

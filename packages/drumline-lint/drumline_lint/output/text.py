@@ -115,34 +115,40 @@ def as_text(report: Report, *, colour: bool = False) -> str:
 def as_statistics(report: Report, rules: Mapping[str, Rule], *, colour: bool = False) -> str:
     """A line for each rule, the most frequent first, and the closing line.
 
-    12  warning  DL012  accumulation-without-no-sync  every micro-batch is reduced
-     3  error    DL005  set-epoch-missing             every epoch has the same order
+    For example:
+
+        12  warning  DL012  accumulation-without-no-sync  every micro-batch is reduced
+         3  error    DL005  set-epoch-missing             every epoch has the same order
     """
     counts = statistics(report)
     width = max((len(f"{number:,}") for number in counts.values()), default=0)
     names = max((len(rules[number].name) for number in counts), default=0)
-
     lines = []
+
     for number, count in counts.items():
         rule = rules[number]
         severity = _painted(f"{rule.severity:<7}", COLOURS[rule.severity], colour)
         lines.append(
             f"{count:>{width},}  {severity}  {number}  {rule.name:<{names}}  {rule.summary}"
         )
+
     return _closed(lines, report, colour)
 
 
 def _closed(lines: list[str], report: Report, colour: bool) -> str:
+    """The lines, and the closing line below them."""
     return "\n".join([*lines, _painted(summary_line(report), "1", colour)]) + "\n"
 
 
 def _block(report: Report, finding: Finding, colour: bool) -> Iterator[str]:
-    """The lines of a finding:
+    """The lines of a finding.
 
-    train.py:40:9: warning DL028 clip-before-unscale: the gradients are still scaled
-        | clip_grad_norm_(model.parameters(), 1.0)
-        | ^~~~~~~~~~~~~~~
-        fix: call scaler.unscale_(optimizer) before
+    For example:
+
+        train.py:40:9: warning DL028 clip-before-unscale: the gradients are still scaled
+            | clip_grad_norm_(model.parameters(), 1.0)
+            | ^~~~~~~~~~~~~~~
+            fix: call scaler.unscale_(optimizer) before
     """
     paint = COLOURS[finding.severity]
     severity = _painted(finding.severity, paint, colour)
@@ -152,11 +158,18 @@ def _block(report: Report, finding: Finding, colour: bool) -> Iterator[str]:
     line = report.line(finding.place)
     if line is not None and line.strip():
         yield from _shown(line, finding.place, paint, colour)
+
     yield f"    fix: {_harmless(finding.fix)}"
 
 
 def _shown(line: str, place: Place, paint: str, colour: bool) -> Iterator[str]:
-    """The line of code, shortened if it is very long, with the place marked below it."""
+    """The line of code, shortened if it is very long, with the place marked below it.
+
+    For example:
+
+        | optimizer.step(closure)
+        | ^~~~~~~~~~~~~~
+    """
     start = place.column - 1
     end = place.end_column - 1 if place.end_line == place.line else len(line)
 
@@ -184,6 +197,7 @@ def _width(text: str) -> int:
 
 
 def _painted(text: str, paint: str, colour: bool) -> str:
+    """The text in a colour of the terminal, or bold (`1`)."""
     return f"\x1b[{paint}m{text}\x1b[0m" if colour else text
 
 
@@ -191,9 +205,11 @@ def _painted(text: str, paint: str, colour: bool) -> str:
 
 
 def as_list(rules: Iterable[Rule]) -> str:
-    """A line for each rule:
+    """A line for each rule.
 
-    DL106  warning  deprecated-launch  torch.distributed.launch is deprecated (--fix)
+    For example:
+
+        DL106  warning  deprecated-launch  torch.distributed.launch is deprecated (--fix)
     """
     listed = list(rules)
     width = max(len(rule.name) for rule in listed)
@@ -229,6 +245,7 @@ def as_explanation(rule: Rule) -> str:
 
 
 def _wrapped(text: str) -> str:
+    """The text in lines of 100 characters; paragraphs stay."""
     return "\n\n".join(textwrap.fill(" ".join(part.split()), 100) for part in text.split("\n\n"))
 
 

@@ -1,4 +1,8 @@
-"""DL061: a metric of one rank's part is taken for that of all samples."""
+"""DL061: a metric of one rank's part is taken for that of all samples.
+
+An evaluation is a loop over one rank's part of the data that counts something. Nothing reports it
+where a call in its function, its class or its callers joins the counts, also by its name alone.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,7 @@ from drumline_lint.training.loaders import goes_over_part
 from drumline_lint.training.models import has_devices
 
 RULE = rule("DL061", only_distributed=False, in_tests=False)
+
 _TRAINER = "pytorch_lightning.Trainer"
 _LOG = "pytorch_lightning.LightningModule.log"
 _GATHER = f"{ACCELERATOR}.gather"
@@ -43,22 +48,28 @@ _ALL_REDUCE = "torch.distributed.all_reduce"
 _WAITS = ("barrier", "wait_for_everyone")
 _WRITING = ("dump", "open", "save", "savetxt", "savez", "to_csv", "to_json", "to_parquet", "write")
 _ADDING = ("append", "extend", "add")
-# What counts the samples that it is given.
+# What counts the samples that it is given: `metric.update(predictions)`.
 _TAKING = (*_ADDING, "add_batch", "update")
 # What reads a value and changes nothing.
 _READING = ("float", "int", "item", "max", "min", "print", "round")
 
+# What brings counts together, by its name: `reduce_mean`, `gather_object`, `MetricCollection.compute`.
 _JOINING = re.compile(
     r"reduce(?!lr)|ranks|gather|broadcast|sync(?!_?b)|across|collect|merge|aggregat|^compute$"
     r"|average_over"
 )
+
+# `# only rank 0 reports`
 _ONLY_FIRST = re.compile(
     r"#.*\bonly\b.*\b(rank 0|main process)|#.*\b(rank 0|main process)\b.*\bonly\b"
 )
-# What cuts off the samples that are there twice.
+
+# What cuts off the samples that are there twice: `predictions[: len(dataset)]`.
 _CUT = re.compile(
     r"\[ ?: ?[^\]]*(len\(|num_|total|seen|size)|samples_seen|remainder|gather_for_metrics"
 )
+
+# What divides or multiplies by the number of ranks.
 _NUM_RANKS = re.compile(r"world|replicas|num_processes|n_?gpus|nprocs|AVG")
 
 
@@ -98,9 +109,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _logged_by_lightning(program: Program, source: Source) -> Iterator[Finding]:
     """A value that a step of an evaluation logs, for a Trainer with several devices.
 
-    def validation_step(self, batch, index):
-        loss = self.compute_loss(batch)
-        self.log("val_loss", loss)
+    For example:
+
+        def validation_step(self, batch, index):
+            loss = self.compute_loss(batch)
+            self.log("val_loss", loss)
     """
     calls = list(program.calls(source, _LOG))
     trainers = list(program.all_calls(_TRAINER)) if calls else []
@@ -118,31 +131,37 @@ def _logged_by_lightning(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _divides(program: Program, trainer: ast.Call) -> bool:
-    """Whether a Trainer has several devices, and gives each its own part of the data."""
+    """Whether a Trainer has several devices, and gives each its own part of the data.
+
+    For example:
+
+        Trainer(devices=4, strategy="ddp")
+    """
     options = {keyword.arg for keyword in trainer.keywords}
     own_sampler = {"use_distributed_sampler", "replace_sampler_ddp", None}
     return has_devices(program, trainer) and not options & own_sampler
 
 
 def _logs_own_value(log: ast.Call) -> bool:
-    """Whether it logs a number in an evaluation, and no `sync_dist` may average it.
-
-    A metric object is reduced by Lightning itself.
-    """
+    """Whether it logs a number in an evaluation, and no `sync_dist` may average it."""
     function = enclosing_function(log)
     if function is None or function.name not in ("validation_step", "test_step"):
         return False
 
-    options = {keyword.arg for keyword in log.keywords}
+    # a metric object is reduced by Lightning itself
     is_number = isinstance(argument(log, 1, "value"), ast.Name)
+
+    options = {keyword.arg for keyword in log.keywords}
     return is_number and not options & {"sync_dist", None}
 
 
 def _gathered_twice(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
     """Predictions that `gather` brings together: `prepare` repeats samples to fill the last batch.
 
-    for batch in val_loader:
-        metric.add_batch(accelerator.gather(model(batch)))
+    For example:
+
+        for batch in val_loader:
+            metric.add_batch(accelerator.gather(model(batch)))
     """
     gathers = [call for call in calls_written(loop) if program.name_of(call.func) == _GATHER]
     if not gathers or _is_cut_or_written(source, loop):
@@ -164,8 +183,12 @@ def _gathered_twice(program: Program, source: Source, loop: Loop) -> Iterator[Fi
 
 
 def _is_cut_or_written(source: Source, loop: Loop) -> bool:
-    """Whether its function cuts off what is there twice, or writes to a file, which is no metric:
-    `predictions[: len(dataset)]`."""
+    """Whether its function cuts off what is there twice, or writes to a file, which is no metric.
+
+    For example:
+
+        predictions = torch.cat(gathered)[: len(dataset)]
+    """
     function = enclosing_function(loop)
     if function is None:
         return _CUT.search(source.text) is not None
@@ -177,6 +200,8 @@ def _is_cut_or_written(source: Source, loop: Loop) -> bool:
 def _is_kept_by_number(loop: Loop, gathers: list[ast.Call]) -> bool:
     """Whether what is gathered is only written under its numbers: a sample that is there twice is
     written twice.
+
+    For example:
 
         ids, values = accelerator.gather((batch["id"], outputs))
         rows[ids] = values
@@ -206,7 +231,8 @@ def _written_in(node: ast.AST) -> set[str]:
 
 
 def _is_made_of(value: ast.AST, gathered: set[str], gathers: list[ast.Call]) -> bool:
-    """Whether a value has one of these names in it, or one of these calls."""
+    """Whether a value has one of these names in it, or one of these calls: `ids.tolist()` of
+    `{"ids"}`."""
     is_named = not gathered.isdisjoint(_written_in(value))
     return is_named or any(call in gathers for call in nodes_in(value, ast.Call))
 
@@ -219,8 +245,13 @@ def _names_bound(target: ast.expr) -> list[str]:
 
 
 def _added(loop: Loop) -> Iterator[ast.expr]:
-    """What is added to a sum, or passed to what counts: `correct` of `total += correct` and of
-    `metric.update(correct)`."""
+    """What is added to a sum, or passed to what counts.
+
+    It is `correct` here, twice:
+
+        total += correct
+        metric.update(correct)
+    """
     for change in nodes_in(loop, ast.AugAssign):
         yield change.value
 
@@ -236,11 +267,13 @@ def _added(loop: Loop) -> Iterator[ast.expr]:
 def _divided_by_part(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
     """A sum that is reduced over ranks, divided by a count that is not.
 
-    for images, labels in val_loader:
-        correct += count_correct(model(images), labels)
-        total += len(labels)
-    dist.all_reduce(correct)
-    accuracy = correct / total
+    For example:
+
+        for images, labels in val_loader:
+            correct += count_correct(model(images), labels)
+            total += len(labels)
+        dist.all_reduce(correct)
+        accuracy = correct / total
     """
     function = enclosing_function(loop)
     if function is None or _NUM_RANKS.search(source.code(function)):
@@ -271,12 +304,18 @@ def _divided_by_part(program: Program, source: Source, loop: Loop) -> Iterator[F
 
 
 def _is_behind(node: ast.AST, loop: Loop) -> bool:
+    """Whether it comes after the last line of the loop."""
     return position(node) > end_position(loop)
 
 
 def _changed_behind(function: ast.AST, loop: Loop, calls: list[ast.Call]) -> set[str]:
-    """The names that may have another value once the loop has ended: `total` of
-    `total = sum_over_ranks(total)`. `calls` are those behind the loop."""
+    """The names that may have another value once the loop has ended, by one of the calls behind it,
+    or by an assignment.
+
+    For example:
+
+        total = sum_over_ranks(total)
+    """
     changes: list[ast.AST] = [call for call in calls if called_name(call) not in _READING]
     for assignment in nodes_in(function, ast.Assign, ast.AugAssign):
         if _is_behind(assignment, loop):
@@ -287,11 +326,19 @@ def _changed_behind(function: ast.AST, loop: Loop, calls: list[ast.Call]) -> set
 
 
 def _names(node: ast.AST) -> set[str]:
+    """`self.correct`, `self` and `total` of `self.correct / total`."""
     return {dotted(name) for name in nodes_in(node, ast.Name, ast.Attribute)}
 
 
 def _divided_by_whole(source: Source, loop: Loop, severity: Severity | None) -> Iterator[Finding]:
-    """`total / len(dataset)` after a loop over a part of the dataset."""
+    """A sum over a part of the dataset, divided by the number of all samples.
+
+    For example:
+
+        for batch in loader:
+            total += compute_loss(batch)
+        print(total / len(dataset))
+    """
     for division in nodes_in(scope_of(loop), ast.BinOp):
         if not is_after(division, loop) or not _is_by_length_of_dataset(division):
             continue
@@ -330,28 +377,48 @@ def _severity(program: Program, loop: Loop) -> Severity | None:
 
 
 def _is_meant(source: Source, loop: Loop) -> bool:
-    """Whether a comment before the loop says that only the part of rank 0 counts."""
+    """Whether a comment before the loop says that only the part of rank 0 counts.
+
+    For example:
+
+        # only the loss of rank 0 is logged
+        for batch in loader:
+    """
     before = source.lines[max(0, loop.lineno - 8) : loop.lineno]
     return any(_ONLY_FIRST.search(line.lower()) for line in before)
 
 
 def _counting(loop: Loop) -> list[ast.expr]:
-    """What is added up or collected in it, and not made anew in each round: `correct` of
-    `correct += 1`, `losses` of `losses.append(loss)`."""
+    """What is added up or collected in it, and not made anew in each round.
+
+    It is `correct` and `losses` here:
+
+        for batch in loader:
+            correct += count_correct(batch)
+            losses.append(compute_loss(batch))
+    """
     made_inside = {dotted(target) for made in nodes_in(loop, ast.Assign) for target in made.targets}
+
     sums = [part.target for part in nodes_in(loop, ast.AugAssign)]
     collected = [
         call.func.value
         for call in nodes_in(loop, ast.Call)
         if isinstance(call.func, ast.Attribute) and call.func.attr in _ADDING
     ]
+
     return [place for place in (*sums, *collected) if dotted(place) not in made_inside]
 
 
 def _result(loop: Loop) -> ast.AST:
-    """Where the metric is made of what was counted; else where that is counted."""
+    """Where the metric is made of what was counted; else where that is counted.
+
+    For example:
+
+        accuracy = correct / total
+    """
     counting = _counting(loop)
     counted = {name.id for place in counting for name in nodes_in(place, ast.Name)}
+
     for name in nodes_in(scope_of(loop), ast.Name):
         if name.id in counted and _is_behind(name, loop):
             return statement_of(name)
@@ -359,9 +426,14 @@ def _result(loop: Loop) -> ast.AST:
 
 
 def _is_joined(program: Program, loop: Loop) -> bool:
-    """Whether a call in the function, its class or its callers joins something, also by its name:
-    `correct = reduce_mean(correct)`."""
+    """Whether a call in the function, its class or its callers joins something, also by its name.
+
+    For example:
+
+        correct = reduce_mean(correct)
+    """
     places = _places_around(program, loop)
+
     for place in places:
         calls = nodes_in(place, ast.Call, into_functions=True)
         if any(_JOINING.search(called_name(call).lower()) for call in calls):
@@ -384,6 +456,8 @@ def _places_around(program: Program, loop: Loop) -> list[ast.AST]:
     owner = enclosing_class(function)
     if owner is not None:
         places.append(owner)
+
     for call in program.callers(function):
         places.append(enclosing_function(call) or program.source_of(call).tree)
+
     return places

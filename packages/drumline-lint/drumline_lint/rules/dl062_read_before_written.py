@@ -41,6 +41,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Files that rank 0 writes and all ranks read, with nothing between that waits; and sleeping
     instead of waiting.
 
+    For example:
+
         if rank == 0:
             torch.save(model.state_dict(), path)
         state = torch.load(path)
@@ -60,7 +62,13 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _prepares(branch: ast.If) -> bool:
-    """Whether it writes or prepares something, by the names of what it calls."""
+    """Whether it writes or prepares something, by the names of what it calls.
+
+    For example:
+
+        if rank == 0:
+            prepare_data(folder)
+    """
     for call in nodes_in(branch, ast.Call):
         name = called_name(call).lower()
         if _WRITING.search(name) or _PREPARING.search(name) or _downloads(call):
@@ -75,8 +83,13 @@ def _downloads(call: ast.Call) -> bool:
 
 
 def _waits(program: Program, node: ast.AST) -> bool:
-    """Whether ranks wait for each other in it: by `dist.barrier()`, or by anything whose name says
-    so."""
+    """Whether ranks wait for each other in it, by a collective or by anything whose name says so.
+
+    For example:
+
+        dist.barrier()
+        wait_for_rank_0()
+    """
     names = [called_name(call).lower() for call in nodes_in(node, ast.Call)]
     is_named = any(_WAITING.search(name) for name in names)
     return is_named or any(collectives_in(program, node))
@@ -85,10 +98,12 @@ def _waits(program: Program, node: ast.AST) -> bool:
 def _sleeping(program: Program, source: Source, branch: ast.If) -> Iterator[Finding]:
     """Ranks that wait for a fixed time: nothing says that the work of rank 0 takes less.
 
-    if rank == 0:
-        download()
-    else:
-        time.sleep(60)
+    For example:
+
+        if rank == 0:
+            download()
+        else:
+            time.sleep(60)
     """
     following = rest_of_block(branch)[:1]
     if any(_waits(program, statement) for statement in following):
@@ -105,7 +120,14 @@ def _sleeping(program: Program, source: Source, branch: ast.If) -> Iterator[Find
 
 
 def _read_too_early(program: Program, source: Source, branch: ast.If) -> Iterator[Finding]:
-    """Calls on all ranks that read what the branch of rank 0 writes."""
+    """Calls on all ranks that read what the branch of rank 0 writes.
+
+    For example:
+
+        if rank == 0:
+            tokenizer.save("tokenizer.json")
+        tokenizer = Tokenizer.from_file("tokenizer.json")
+    """
     calls = [call for statement in branch.body for call in nodes_in(statement, ast.Call)]
     written = {path for call in calls for path in _written_by(program, call)}
     if not written:
@@ -132,6 +154,8 @@ def _written_by(program: Program, call: ast.Call) -> set[str]:
     """The files that a call writes, itself or in the function that it calls: there, only what is
     named outside of the function.
 
+    For example:
+
         def save_vocabulary(words):
             json.dump(words, open(VOCABULARY_FILE, "w"))
     """
@@ -151,11 +175,22 @@ def _written_by(program: Program, call: ast.Call) -> set[str]:
 
 
 def _is_writing(call: ast.Call) -> bool:
+    """`torch.save(state, path)` and `frame.to_csv(path)`, by their names."""
     return _WRITING.search(called_name(call).lower()) is not None
 
 
 def _reads_after(program: Program, branch: ast.If) -> Iterator[ast.Call]:
-    """The calls that read after it, in its block and in those around it, until ranks wait."""
+    """The calls that read after it, in its block and in those around it, until ranks wait.
+
+    It is `json.load` here, and not `torch.load`:
+
+        if args.prepare:
+            if rank == 0:
+                prepare_data(folder)
+        words = json.load(open(path))
+        dist.barrier()
+        torch.load(path)
+    """
     for outer in (branch, *ancestors(branch)):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.With):
             return
@@ -172,9 +207,11 @@ def _reads_after(program: Program, branch: ast.If) -> Iterator[ast.Call]:
 def _reads(program: Program, call: ast.Call) -> bool:
     """By its name, or the names of what a class of the given files calls as it is made.
 
-    class Words:
-        def __init__(self, path):
-            self.words = json.load(open(path))
+    For example:
+
+        class Words:
+            def __init__(self, path):
+                self.words = json.load(open(path))
     """
     function = program.function_of(call)
     is_made = getattr(function, "name", "") == "__init__"
@@ -194,7 +231,13 @@ def _dataset(call: ast.Call) -> str:
 
 
 def _paths(call: ast.Call) -> set[str]:
-    """The files that it is given, as they are written: `args.checkpoint` and `"model.pt"`."""
+    """What it is given that may be a file, as it is written, its owner included.
+
+    For example:
+
+        read_table(args.csv_path)       # args.csv_path
+        checkpoint_path.open()          # checkpoint_path
+    """
     values = [*call.args, *(keyword.value for keyword in call.keywords)]
     if isinstance(call.func, ast.Attribute):
         values.append(call.func.value)

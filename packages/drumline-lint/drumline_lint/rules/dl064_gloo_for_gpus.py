@@ -1,4 +1,7 @@
-"""DL064: gradients on GPUs are exchanged by Gloo."""
+"""DL064: gradients on GPUs are exchanged by Gloo.
+
+Gloo has its place for tensors on the CPU; the gradients of a model with `device_ids` are on GPUs.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,10 @@ RULE = rule("DL064", in_tests=False)
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """A group of Gloo in a program that wraps a model with GPUs in DDP.
 
-    dist.init_process_group(backend="gloo")
-    model = DDP(model, device_ids=[local_rank])
+    For example:
+
+        dist.init_process_group(backend="gloo")
+        model = DDP(model, device_ids=[local_rank])
     """
     for call in program.calls(source, INIT):
         backend = argument(call, 0, "backend")

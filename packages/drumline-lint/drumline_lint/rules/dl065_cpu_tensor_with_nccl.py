@@ -1,4 +1,7 @@
-"""DL065: NCCL is given a tensor on the CPU."""
+"""DL065: NCCL is given a tensor on the CPU.
+
+A tensor is on the CPU if all calls that may have made it name no device.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,10 @@ _EXCHANGING = tuple(
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Tensors that are made without a device and passed to a collective of an NCCL group.
 
-    total = torch.tensor(len(losses))
-    dist.all_reduce(total)
+    For example:
+
+        total = torch.tensor(len(losses))
+        dist.all_reduce(total)
     """
     calls = list(program.calls(source, *_EXCHANGING))
     if not calls or not _has_nccl_only(program, source):
@@ -64,10 +69,12 @@ def _has_nccl_only(program: Program, source: Source) -> bool:
 def _is_known_by_place(program: Program, call: ast.Call) -> bool:
     """Whether a condition asks where the tensor is.
 
-    if not x.is_cuda:
-        x = x.cuda()
-    else:
-        dist.all_reduce(x)
+    For example:
+
+        if not x.is_cuda:
+            x = x.cuda()
+        else:
+            dist.all_reduce(x)
     """
     tests = [ast.unparse(test) for test, _ in conditions(program, call)]
     return any(word in test for test in tests for word in ("is_cuda", ".is_cpu", ".device"))

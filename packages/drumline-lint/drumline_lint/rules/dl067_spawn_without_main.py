@@ -1,4 +1,7 @@
-"""DL067: processes are spawned by code that every spawned process runs again."""
+"""DL067: processes are spawned by code that every spawned process runs again.
+
+A process that is spawned imports the file of its function, and runs what that file does at import.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,10 @@ _STARTING = ("ddp", "ddp_spawn", "fsdp", "deepspeed")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """`mp.spawn` that is reached when the file is imported: each process imports it first.
 
-    world_size = torch.cuda.device_count()
-    mp.spawn(train, args=(world_size,), nprocs=world_size)
+    For example:
+
+        world_size = torch.cuda.device_count()
+        mp.spawn(train, args=(world_size,), nprocs=world_size)
     """
     is_run_by_ranks = any(
         launch.kind == TORCHRUN and processes_per_node(launch) != 1
@@ -85,10 +90,12 @@ def _not_imported(
 def _runs_at_import(program: Program, call: ast.Call) -> bool:
     """By itself, or by a call of its function outside of all functions of its file.
 
-    def main():
-        mp.spawn(train, nprocs=4)
+    For example:
 
-    main()
+        def main():
+            mp.spawn(train, nprocs=4)
+
+        main()
     """
     source = program.source_of(call)
     if source.is_notebook:
@@ -103,14 +110,27 @@ def _runs_at_import(program: Program, call: ast.Call) -> bool:
 
 
 def _starts_own(program: Program, call: ast.Call) -> bool:
-    """Whether the function is of this notebook, and not of a file that it imports."""
+    """Whether the function is of this notebook, and not of a file that it imports.
+
+    For example:
+
+        def train(rank):
+            ...
+
+        mp.spawn(train, nprocs=4)
+    """
     source = program.source_of(call)
     started = program.started_functions(call)
     return any(program.source_of(function) is source for function in started)
 
 
 def _by_trainer(program: Program, source: Source) -> Iterator[Finding]:
-    """`Trainer(strategy="ddp", devices=4)` in a notebook, which it would start again."""
+    """A Trainer in a notebook, which it would start again.
+
+    For example:
+
+        trainer = Trainer(strategy="ddp", devices=4)
+    """
     for call in program.calls(source, _TRAINER):
         values = program.values(argument(call, None, "strategy"))
         names = [value.value for value in values if isinstance(value, ConstantValue)]

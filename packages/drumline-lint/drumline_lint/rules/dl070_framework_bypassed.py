@@ -1,4 +1,8 @@
-"""DL070: a framework prepares the training, and a part of the loop goes around it."""
+"""DL070: a framework prepares the training, and a part of the loop goes around it.
+
+The framework is accelerate, Fabric or DeepSpeed. What it prepares, and a loop over batches, are
+looked at where both are in one function, or in methods of one class.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,7 @@ RULE = rule("DL070", only_distributed=False)
 # Other data may be what this rank has made itself.
 _STORED = ("datasets.load_", "torchvision.datasets.")
 _SCHEDULE = re.compile(r"torch\.optim\.lr_scheduler\.|(?:transformers|diffusers)\..*schedule")
+# Code that saves the state of a schedule itself.
 _SAVED_OTHERWISE = (
     "register_for_checkpointing",
     "register_save_state",
@@ -46,6 +51,7 @@ _SAVED_OTHERWISE = (
 _COUNT = "gradient_accumulation_steps"
 # Not of one micro-batch.
 _ACCUMULATED = re.compile(r"""["']gradient_accumulation_steps["']\]?\s*[:=]\s*(?!1\b)\w""")
+
 _PREPARING = ("prepare", "prepare_data_loader", "setup_dataloaders", "_setup_dataloader")
 # What makes the model ready, and what must then be called instead of loss.backward().
 _BACKWARD = {
@@ -58,6 +64,8 @@ _BACKWARD = {
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """`loss.backward()`, the engine's optimizer, and loaders and schedules that were not prepared
     as they must be, where all of it is in one function.
+
+    For example:
 
         model, optimizer = accelerator.prepare(model, optimizer)
         for batch in loader:
@@ -86,7 +94,15 @@ def _home(node: ast.AST) -> ast.AST | None:
 
 
 def _not_accumulated(program: Program, source: Source) -> Iterator[Finding]:
-    """`Accelerator(gradient_accumulation_steps=8)`, and no `accelerator.accumulate(model)`."""
+    """Steps in every round of an Accelerator that divides the loss for several.
+
+    For example:
+
+        accelerator = Accelerator(gradient_accumulation_steps=8)
+        for batch in loader:
+            accelerator.backward(model(batch).loss)
+            optimizer.step()
+    """
     for call in program.calls(source, ACCELERATOR):
         option = argument(call, None, _COUNT)
         counts = constants(program, option) if option is not None else set()
@@ -110,10 +126,16 @@ def _not_accumulated(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _in_loop(program: Program, source: Source, prepare: ast.Call, loop: Loop) -> Iterator[Finding]:
-    """What the rounds of a loop call themselves, and the framework would do: `loss.backward()`."""
+    """What the rounds of a loop call themselves, and the framework would do.
+
+    For example:
+
+        loss.backward()
+    """
     name = program.name_of(prepare.func)
     calls = [call for call in calls_made_in(program, loop) if program.source_of(call) is source]
     passes = [call for call in calls if is_method(call, "backward")]
+
     if name == DEEPSPEED and passes:
         yield from _steps_of_engine(program, source, prepare, loop, calls)
     if any(call.args for call in passes):
@@ -134,6 +156,8 @@ def _has_own_backward(program: Program, source: Source) -> bool:
     """Whether the framework scales the loss, or counts micro-batches: else its backward does what
     the loss's does.
 
+    For example:
+
         accelerator = Accelerator(mixed_precision="fp16")
     """
     for call in program.calls(source, ACCELERATOR, FABRIC):
@@ -151,6 +175,8 @@ def _steps_of_engine(
 ) -> Iterator[Finding]:
     """Steps of the optimizer that DeepSpeed has, and steps of an engine that accumulates itself,
     which are made in some rounds only.
+
+    For example:
 
         engine, optimizer, _, _ = deepspeed.initialize(config=config, model=model)
         for index, batch in enumerate(loader):
@@ -186,7 +212,9 @@ def _steps_of_engine(
 
 def _accumulated_counts(program: Program, source: Source) -> set[object]:
     """The numbers of micro-batches in the settings that are written in a file, and the defaults of
-    their options: 1 and 8 of
+    their options.
+
+    They are 8 and 1 here:
 
         parser.add_argument("--accumulation", default=8)
         config = {"gradient_accumulation_steps": args.accumulation}
@@ -197,6 +225,7 @@ def _accumulated_counts(program: Program, source: Source) -> set[object]:
         for key, value in zip(settings.keys, settings.values, strict=True):
             if isinstance(key, ast.Constant) and key.value == _COUNT:
                 counts |= constants(program, value)
+
     return counts
 
 
@@ -205,7 +234,15 @@ def _accumulated_counts(program: Program, source: Source) -> set[object]:
 
 def _unknown_loaders(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
     """A loader of the same function that the framework was not given, and that divides nothing
-    itself: `DataLoader(dataset, shuffle=True)`."""
+    itself.
+
+    For example:
+
+        loader = DataLoader(dataset, shuffle=True)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        for batch in loader:
+            ...
+    """
     iterated = program.iterated(loop.iter) if isinstance(loop, ast.For) else None
     prepared = {ast.unparse(value) for call in _prepares(scope_of(loop)) for value in call.args}
 
@@ -244,10 +281,20 @@ def _targets(call: ast.Call) -> list[ast.expr]:
 
 
 def _unsaved_schedules(program: Program, source: Source, prepare: ast.Call) -> Iterator[Finding]:
-    """A schedule that was not prepared, in a run that continues from `accelerator.save_state`."""
+    """A schedule that was not prepared, in a run that continues from `accelerator.save_state`.
+
+    For example:
+
+        schedule = CosineAnnealingLR(optimizer, 100)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        accelerator.load_state(folder)
+        for batch in loader:
+            schedule.step()
+    """
     calls = nodes_in(scope_of(prepare), ast.Call)
     prepares = _prepares(scope_of(prepare))
     is_resumed = {"save_state", "load_state"} <= {called_name(call) for call in calls}
+
     if not is_resumed or any(map(has_unknown_arguments, prepares)):
         return
     if any_text_near(program, source, *_SAVED_OTHERWISE):
@@ -255,6 +302,7 @@ def _unsaved_schedules(program: Program, source: Source, prepare: ast.Call) -> I
 
     prepared = {name for call in prepares for name in _names(call)}
     stepped = [dotted(call.func) for call in calls if is_method(call, "step")]
+
     for schedule in calls:
         if not _SCHEDULE.match(program.name_of(schedule.func)):
             continue
@@ -273,7 +321,12 @@ def _unsaved_schedules(program: Program, source: Source, prepare: ast.Call) -> I
 
 
 def _names(call: ast.Call) -> set[str]:
-    """`model` and `args.schedule` of `prepare(model, args.schedule)`, among others."""
+    """The names in the arguments of a call.
+
+    `model`, `self` and `self.schedule` are those of:
+
+        accelerator.prepare(model, self.schedule)
+    """
     nodes = [node for value in call.args for node in nodes_in(value, ast.Name, ast.Attribute)]
     return {dotted(node) for node in nodes}
 
@@ -281,6 +334,8 @@ def _names(call: ast.Call) -> set[str]:
 def _short_schedules(program: Program, source: Source, prepare: ast.Call) -> Iterator[Finding]:
     """A schedule as long as a loader that was prepared before, which is prepared itself: Accelerate
     then steps it once for every rank.
+
+    For example:
 
         loader = accelerator.prepare(loader)
         schedule = get_linear_schedule(optimizer, num_steps=len(loader) * epochs)
@@ -307,18 +362,29 @@ def _short_schedules(program: Program, source: Source, prepare: ast.Call) -> Ite
 
 
 def _is_as_long_as(program: Program, schedule: ast.Call, prepared: set[str]) -> bool:
-    """Whether its length is made of the `len` of a prepared loader, and not of the number of ranks."""
+    """Whether its length is made of the `len` of a prepared loader, and not of the number of ranks.
+
+    For example:
+
+        get_scheduler("linear", optimizer, num_training_steps=len(loader) * epochs)
+    """
     lengths = set()
+
     for part in parts(program, schedule):
         if last_name(part) in ("num_processes", "split_batches", "world_size"):
             return False
         if isinstance(part, ast.Call) and called_name(part) == "len" and part.args:
             lengths.add(dotted(part.args[0]))
+
     return not lengths.isdisjoint(prepared)
 
 
 def _may_be_constant(schedule: ast.Call) -> bool:
-    """`get_scheduler(args.lr_scheduler, ...)`: a constant rate, which scripts often choose, has no
-    end."""
+    """Whether an option names the schedule: a constant rate, which scripts often choose, has no end.
+
+    For example:
+
+        get_scheduler(args.lr_scheduler, optimizer)
+    """
     name = argument(schedule, 0, "name")
     return called_name(schedule) == "get_scheduler" and not isinstance(name, ast.Constant)

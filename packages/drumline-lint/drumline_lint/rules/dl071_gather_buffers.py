@@ -1,4 +1,7 @@
-"""DL071: what a gather is given has not the shape or the length that it needs."""
+"""DL071: what a gather is given has not the shape or the length that it needs.
+
+`all_gather` needs a list with a tensor for every rank, and tensors of one shape.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,10 @@ _DEEPEST_SUM = 4
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Lists with one tensor many times or none at all, and tensors of differing lengths.
 
-    parts = [torch.zeros_like(x)] * world_size
-    dist.all_gather(parts, x)
+    For example:
+
+        parts = [torch.zeros_like(x)] * world_size
+        dist.all_gather(parts, x)
     """
     for call in program.calls(source, *_GATHERING):
         buffers = written_values(program, call.args[0] if call.args else None)
@@ -64,8 +69,10 @@ def _is_repeated(buffer: ast.expr) -> bool:
 def _is_empty(call: ast.Call, buffer: ast.expr) -> bool:
     """Whether a list is empty, and nothing is added to it before the call.
 
-    parts = []
-    dist.all_gather_object(parts, x)
+    For example:
+
+        parts = []
+        dist.all_gather_object(parts, x)
     """
     name = dotted(call.args[0])
     if not name or not isinstance(buffer, ast.List) or buffer.elts:
@@ -81,8 +88,10 @@ def _is_empty(call: ast.Call, buffer: ast.expr) -> bool:
 def _of_own_length(program: Program, source: Source, call: ast.Call) -> Iterator[Finding]:
     """A tensor whose length differs across the ranks, where nothing exchanges the lengths.
 
-    correct = scores[scores > 0.5]
-    dist.all_gather(parts, correct)
+    For example:
+
+        correct = scores[scores > 0.5]
+        dist.all_gather(parts, correct)
     """
     tensor = argument(call, 1, "tensor")
     function = source.code(scope_of(call)) if enclosing_function(call) else source.text
@@ -100,9 +109,11 @@ def _of_own_length(program: Program, source: Source, call: ast.Call) -> Iterator
 def _makes_uneven(program: Program, part: ast.expr) -> bool:
     """Whether it has a length of its own on each rank.
 
-    scores[scores > 0.5]
-    range(rank, n, world_size)
-    min((rank + 1) * part, n)
+    For example:
+
+        scores[scores > 0.5]
+        range(rank, n, world_size)
+        min((rank + 1) * part, n)
     """
     if isinstance(part, ast.Subscript):
         mask = part.slice
@@ -121,8 +132,10 @@ def _makes_uneven(program: Program, part: ast.expr) -> bool:
 def _is_of_numbers(program: Program, part: ast.expr) -> bool:
     """Whether it is as long on every rank, also if a function returns it.
 
-    torch.tensor([right, total])
-    losses.mean()
+    For example:
+
+        torch.tensor([right, total])
+        losses.mean()
     """
     if not isinstance(part, ast.Call):
         return False
@@ -155,9 +168,11 @@ def _is_tensor_of_numbers(program: Program, call: ast.Call) -> bool:
 def _is_reduced(call: ast.Call) -> bool:
     """Whether it is made of all values of a tensor, but not along a dimension.
 
-    losses.mean()
-    torch.mean(losses)
-    sum(counts)
+    For example:
+
+        losses.mean()
+        torch.mean(losses)
+        sum(counts)
     """
     if called_name(call) not in _REDUCING or call.keywords:
         return False

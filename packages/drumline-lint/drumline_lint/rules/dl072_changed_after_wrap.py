@@ -1,4 +1,7 @@
-"""DL072: the parameters of a model are changed after DDP has read them."""
+"""DL072: the parameters of a model are changed after DDP has read them.
+
+DDP registers the parameters that need a gradient when it wraps a model, and looks at them only once.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,13 @@ RULE = rule("DL072", in_tests=False)
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Layers that are converted, and parameters that are frozen or trained, after the wrap.
 
-    model = DDP(model)
-    for parameter in model.module.backbone.parameters():
-        parameter.requires_grad = False
+    For example:
+
+        model = DDP(model)
+        for parameter in model.module.backbone.parameters():
+            parameter.requires_grad = False
     """
-    for call in program.calls(source, SYNC_BATCH_NORM):
-        model = call.args[0] if call.args else None
-        wraps = program.made(model, DDP) if isinstance(model, ast.Name) else []
-        if any(is_after(call, wrap.call) for wrap in wraps):
-            message = "the layers are replaced inside DDP, which has registered those before"
-            yield RULE.at(source, call, message, fix="convert the model first, then wrap it in DDP")
+    yield from _converted(program, source)
 
     for wrapping in program.calls(source, DDP):
         if not _may_change(program, wrapping):
@@ -48,11 +48,32 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 yield RULE.at(source, change, message)
 
 
+def _converted(program: Program, source: Source) -> Iterator[Finding]:
+    """Layers that are replaced after the wrap.
+
+    For example:
+
+        model = DDP(model)
+        model = SyncBatchNorm.convert_sync_batchnorm(model)
+    """
+    for call in program.calls(source, SYNC_BATCH_NORM):
+        model = call.args[0] if call.args else None
+        wraps = program.made(model, DDP) if isinstance(model, ast.Name) else []
+        if any(is_after(call, wrap.call) for wrap in wraps):
+            message = "the layers are replaced inside DDP, which has registered those before"
+            yield RULE.at(source, call, message, fix="convert the model first, then wrap it in DDP")
+
+
 def _may_change(program: Program, wrapping: ast.Call) -> bool:
-    """Whether DDP looks for unused parameters, or the model is wrapped again later."""
-    if argument(wrapping, None, "find_unused_parameters") or has_unknown_arguments(wrapping):
+    """Whether DDP looks for unused parameters, or the model is wrapped again later.
+
+    For example:
+
+        model = DDP(model, find_unused_parameters=True)
+    """
+    if has_unknown_arguments(wrapping) or argument(wrapping, None, "static_graph"):
         return True
-    if argument(wrapping, None, "static_graph"):
+    if argument(wrapping, None, "find_unused_parameters"):
         return True
 
     wraps = [call for call in calls_beside(wrapping) if program.name_of(call.func) == DDP]
@@ -63,7 +84,16 @@ def _may_change(program: Program, wrapping: ast.Call) -> bool:
 
 
 def _changes_after(program: Program, wrapping: ast.Call) -> Iterator[ast.AST]:
-    """Between the wrap and the batches that are trained on, or between epochs."""
+    """Between the wrap and the batches that are trained on, or between epochs.
+
+    For example:
+
+        model = DDP(model)
+        for epoch in range(epochs):
+            model.module.backbone.requires_grad_(epoch > 2)
+            for batch in loader:
+                ...
+    """
     names = _names(wrapping)
     batches: set[ast.AST] = set(batch_loops(program, program.source_of(wrapping)))
 
@@ -86,8 +116,10 @@ def _names(wrapping: ast.Call) -> set[str]:
 def _changing_loops(wrapping: ast.Call, names: set[str]) -> Iterator[ast.AST]:
     """Loops over the parameters of one of these models.
 
-    for name, parameter in model.module.named_parameters():
-        parameter.requires_grad = "head" in name
+    For example:
+
+        for name, parameter in model.module.named_parameters():
+            parameter.requires_grad = "head" in name
     """
     for loop in nodes_in(scope_of(wrapping), ast.For):
         calls = nodes_in(loop.iter, ast.Call)
@@ -97,7 +129,13 @@ def _changing_loops(wrapping: ast.Call, names: set[str]) -> Iterator[ast.AST]:
 
 
 def _changing_calls(program: Program, wrapping: ast.Call, names: set[str]) -> Iterator[ast.AST]:
-    """`model.requires_grad_(False)`, and `freeze(model)`, a function that has such a loop."""
+    """Calls that change the parameters of one of these models, or of a part of it.
+
+        model.module.backbone.requires_grad_(False)
+        freeze(model)
+
+    `freeze` is a function that has such a loop.
+    """
     for call in calls_beside(wrapping):
         if not any(_is_of(value, names) for value in (*call.args, owner_of(call))):
             continue
@@ -113,20 +151,34 @@ def _is_of(value: ast.expr | None, names: set[str]) -> bool:
 
 
 def _sets_gradients(node: ast.AST) -> bool:
-    """`p.requires_grad = ...` for the parameters that a loop goes over."""
-    for loop in nodes_in(node, ast.For):
-        if any(called_name(call) == "requires_grad_" for call in nodes_in(loop, ast.Call)):
-            return True
+    """Whether a loop in it sets what it goes over.
 
-        targets = [target for made in nodes_in(loop, ast.Assign) for target in made.targets]
-        attributes = [target for target in targets if isinstance(target, ast.Attribute)]
-        if any(attribute.attr == "requires_grad" for attribute in attributes):
-            return True
+    For example:
+
+        for parameter in parameters:
+            parameter.requires_grad = False
+    """
+    for loop in nodes_in(node, ast.For):
+        for call in nodes_in(loop, ast.Call):
+            if called_name(call) == "requires_grad_":
+                return True
+
+        for assignment in nodes_in(loop, ast.Assign):
+            for target in assignment.targets:
+                if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
+                    return True
+
     return False
 
 
 def _is_before_training(change: ast.AST, batches: set[ast.AST]) -> bool:
-    """Whether a loop over batches comes after it, also in a function that it is followed by."""
+    """Whether a loop over batches comes after it, also in a function that it is followed by.
+
+    For example:
+
+        freeze(model)
+        train_one_epoch(model, loader)
+    """
     scope = scope_of(change)
     if any(scope_of(loop) is scope and is_after(loop, change) for loop in batches):
         return True

@@ -1,4 +1,7 @@
-"""DL073: some steps leave parameters without a gradient, and DDP waits for them."""
+"""DL073: some steps leave parameters without a gradient, and DDP waits for them.
+
+DDP waits for the gradient of every parameter, unless it is told to look for unused ones.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,16 @@ _LOOPS = (ast.For, ast.comprehension, ast.ListComp, ast.GeneratorExp, ast.DictCo
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Models of which a forward uses one of several parts, and layers that are used nowhere.
 
-    class Model(nn.Module):
-        def __init__(self):
-            self.heads = nn.ModuleDict({"a": Head(), "b": Head()})
+    For example:
 
-        def forward(self, x, task):
-            return self.heads[task](x)
+        class Model(nn.Module):
+            def __init__(self):
+                self.heads = nn.ModuleDict({"a": Head(), "b": Head()})
 
-    model = DDP(Model())
+            def forward(self, x, task):
+                return self.heads[task](x)
+
+        model = DDP(Model())
     """
     for call in program.calls(source, DDP):
         option = argument(call, None, "find_unused_parameters")
@@ -59,7 +64,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _is_reentrant(program: Program, source: Source) -> bool:
     """Whether activations are checkpointed in the way that runs a backward pass inside another.
 
-    x = checkpoint(block, x, use_reentrant=True)
+    For example:
+
+        x = checkpoint(block, x, use_reentrant=True)
     """
     if any_text_near(program, source, "use_reentrant=False", '"use_reentrant": False'):
         return False
@@ -72,11 +79,17 @@ def _is_reentrant(program: Program, source: Source) -> bool:
 
 
 def _unused(program: Program, model: ast.ClassDef) -> str:
-    """A part of the model that not every forward uses: `self.head`; empty if none is known."""
+    """A part of the model that not every forward uses; empty if none is known.
+
+    It is `self.head` here, which no other code names:
+
+        def __init__(self):
+            self.head = nn.Linear(512, 10)
+    """
     forward = program.method(model, "forward")
     making = program.method(model, "__init__")
     if forward is None or making is None:
-        return ""
+        return ""  # it may be another class's
 
     for statement in nodes_in(making, ast.Assign):
         target = statement.targets[0]
@@ -99,7 +112,9 @@ def _unused(program: Program, model: ast.ClassDef) -> str:
 def _is_one_chosen(forward: ast.AST, name: str) -> bool:
     """Whether the only use of a list of modules takes one of them, and no loop goes over all.
 
-    return self.heads[task](x)
+    For example:
+
+        return self.heads[task](x)
     """
     uses = [node for node in nodes_in(forward, ast.Attribute) if node.attr == name]
     chosen = [node for node in nodes_in(forward, ast.Subscript) if node.value in uses]
@@ -112,7 +127,13 @@ def _is_one_chosen(forward: ast.AST, name: str) -> bool:
 
 
 def _is_named_nowhere(program: Program, name: str) -> bool:
-    """Whether no code reads it, by an attribute or text: `getattr(self, "head")`."""
+    """Whether no code reads it, by an attribute or text.
+
+    For example:
+
+        self.head(x)
+        getattr(self, "head")
+    """
     for source in program.sources:
         if "getattr" in source.text or f'"{name}"' in source.text:
             return False

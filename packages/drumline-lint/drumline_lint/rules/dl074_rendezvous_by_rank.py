@@ -1,4 +1,8 @@
-"""DL074: ranks start a group with numbers that do not fit together."""
+"""DL074: ranks start a group with numbers that do not fit together.
+
+All ranks run the same code: what they are to agree on must be the same for all of them, and what
+tells them apart must come from their launcher.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ RULE = rule("DL074", in_tests=False)
 
 _DRAWS = ("random.randint", "random.randrange", "numpy.random.randint")
 _OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
 _DEVICE_COUNT = "torch.cuda.device_count"
 _TWICE = "the local rank is given as the rank: on a second host it is there twice"
 
@@ -29,6 +34,8 @@ _TWICE = "the local rank is given as the rank: on a second host it is there twic
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Ranks that are the same everywhere, ports that have the rank in them, variables that are set
     as numbers or too late.
+
+    For example:
 
         os.environ["MASTER_PORT"] = str(29500 + rank)
         dist.init_process_group("nccl", rank=0, world_size=4)
@@ -51,7 +58,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _about_rank(program: Program, call: ast.Call) -> str:
     """What is wrong with the rank of a call that joins the group; empty if nothing is.
 
-    dist.init_process_group("nccl", rank=local_rank, world_size=nodes * gpus)
+    For example:
+
+        dist.init_process_group("nccl", rank=local_rank, world_size=nodes * gpus)
     """
     rank = argument(call, 4, "rank")
     size = argument(call, 3, "world_size")
@@ -74,8 +83,10 @@ def _about_rank(program: Program, call: ast.Call) -> str:
 def _is_of_nodes(program: Program, call: ast.Call) -> bool:
     """Whether the world size has a factor for nodes, of which there are several by default.
 
-    parser.add_argument("--nodes", default=2)
-    world_size = args.nodes * args.gpus
+    For example:
+
+        parser.add_argument("--nodes", default=2)
+        world_size = args.nodes * args.gpus
     """
     counts = [
         count
@@ -88,14 +99,20 @@ def _is_of_nodes(program: Program, call: ast.Call) -> bool:
 
 
 def _sizes(program: Program, size: ast.expr | None) -> list[ast.expr]:
-    """What the world size is, for an attribute wherever it is set: `nodes * gpus` of
-    `args.world_size = nodes * gpus`."""
+    """What the world size is, for an attribute wherever it is set.
+
+    It is `args.nodes * args.gpus` for `args.world_size`, after:
+
+        args.world_size = args.nodes * args.gpus
+    """
     origins = [*written_values(program, size)]
-    if isinstance(size, ast.Attribute):
-        for source in program.sources:
-            for _, binding in program.index(source).attributes.get(size.attr, ()):
-                if binding.value is not None:
-                    origins.append(binding.value)
+    if not isinstance(size, ast.Attribute):
+        return origins
+
+    for source in program.sources:
+        for _, binding in program.index(source).attributes.get(size.attr, ()):
+            if binding.value is not None:
+                origins.append(binding.value)
     return origins
 
 
@@ -105,7 +122,14 @@ def _sizes(program: Program, size: ast.expr | None) -> list[ast.expr]:
 def _of_setting(
     program: Program, source: Source, setting: Setting, inits: list[ast.Call]
 ) -> Iterator[Finding]:
-    """A variable that is set to what no rank can use: `os.environ["WORLD_SIZE"] = 4`."""
+    """A variable that is set to what no rank can use.
+
+    For example:
+
+        os.environ["WORLD_SIZE"] = 4
+        os.environ["RANK"] = os.environ["SLURM_LOCALID"]
+        os.environ["MASTER_PORT"] = str(random.randint(20000, 30000))
+    """
     name = setting.name
     fix = ""
     severity: Severity | None = Severity.WARNING
@@ -143,7 +167,14 @@ def _is_local_rank(origin: ast.expr) -> bool:
 
 
 def _is_own_port(program: Program, setting: Setting, inits: list[ast.Call]) -> bool:
-    """`str(29500 + rank)`, and a port that the function looks for which starts the group."""
+    """Whether it has the rank in it, or the function looks for it which starts the group.
+
+    For example:
+
+        os.environ["MASTER_PORT"] = str(29500 + rank)
+        os.environ["MASTER_PORT"] = str(find_free_port())
+        dist.init_process_group("nccl")
+    """
     value = setting.value
     if value is None:
         return False
@@ -185,10 +216,12 @@ def _is_of_launcher(program: Program, source: Source, setting: Setting) -> bool:
 def _other_counts(program: Program, source: Source) -> Iterator[Finding]:
     """Processes that are spawned, and join a group of another size.
 
-    def main(rank):
-        dist.init_process_group("nccl", rank=rank, world_size=4)
+    For example:
 
-    mp.spawn(main, nprocs=2)
+        def main(rank):
+            dist.init_process_group("nccl", rank=rank, world_size=4)
+
+        mp.spawn(main, nprocs=2)
     """
     for call in program.calls(source, "torch.multiprocessing.spawn"):
         count = argument(call, 2, "nprocs")
@@ -211,13 +244,25 @@ def _other_counts(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _callers(program: Program, init: ast.Call) -> list[ast.AST | None]:
-    """The functions that call the one that joins the group."""
+    """The functions that call the one that joins the group.
+
+    It is `main` here:
+
+        def setup(rank):
+            dist.init_process_group("nccl", rank=rank, world_size=4)
+
+        def main(rank):
+            setup(rank)
+    """
     function = enclosing_function(init)
     return [enclosing_function(call) for call in program.callers(function)] if function else []
 
 
 def _differ(count: Values, size: Values) -> bool:
-    """Whether they are two constants, or a constant and the number of GPUs."""
+    """Whether they are two constants, or a constant and the number of GPUs.
+
+    `nprocs=2` and `world_size=4`; `nprocs=torch.cuda.device_count()` and `world_size=4`.
+    """
     if len(count) != 1 or len(size) != 1 or count == size:
         return False
 

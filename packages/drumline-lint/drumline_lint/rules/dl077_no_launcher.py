@@ -1,4 +1,7 @@
-"""DL077: a script starts a training as one process, whose code expects a launcher."""
+"""DL077: a script starts a training as one process, whose code expects a launcher.
+
+A launcher sets RANK and WORLD_SIZE for each of its processes; `python` and `srun` set neither.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""DL080: gradients of micro-batches that never reach the step, or never the other ranks."""
+"""DL080: gradients of micro-batches that never reach the step, or never the other ranks.
+
+A step after several micro-batches adds their gradients up, and DDP averages them in the backward
+pass of the last one.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import every_nth, is_method, steps_of_rounds
 
 RULE = rule("DL080", only_distributed=False)
+
 _UNSYNCED = (
     "the micro-batch before the step is under no_sync: every rank steps with gradients of its own"
 )
@@ -23,6 +28,8 @@ _UNSYNCED = (
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Gradients that are cleared in every round with a step in some, and `no_sync` in the round
     that steps.
+
+    For example:
 
         for index, batch in enumerate(loader):
             optimizer.zero_grad()
@@ -47,7 +54,13 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _cleared(program: Program, source: Source, loop: Loop, step: ast.Call) -> Iterator[Finding]:
-    """`optimizer.zero_grad()` in every round, beside a backward pass in every round."""
+    """Gradients that are cleared in every round, where every round has a backward pass.
+
+    Not in a handler, which gives a batch up:
+
+        except torch.cuda.OutOfMemoryError:
+            optimizer.zero_grad()
+    """
     calls = nodes_in(loop, ast.Call)
     passes = [call for call in calls if is_method(call, "backward")]
     if any(every_nth(program, call, loop) for call in passes):
@@ -89,6 +102,7 @@ def _tests(
             values = program.assigned(test) if isinstance(test, ast.Name) else []
             meaning = values[0] if len(values) == 1 else test
             tests.append((ast.unparse(meaning), holds))
+
     return tests
 
 
@@ -98,9 +112,11 @@ def _tests(
 def _last_unsynced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
     """`no_sync` in the last round of a loop over the micro-batches of one step.
 
-    for micro in range(n):
-        with model.no_sync() if micro == n - 1 else nullcontext():
-            compute_loss(micro).backward()
+    For example:
+
+        for micro in range(n):
+            with model.no_sync() if micro == n - 1 else nullcontext():
+                compute_loss(micro).backward()
     """
     rounds = loop.iter if isinstance(loop, ast.For) else None
     if not isinstance(loop, ast.For) or not isinstance(rounds, ast.Call):
@@ -117,6 +133,8 @@ def _last_unsynced(program: Program, source: Source, loop: Loop) -> Iterator[Fin
 def _unsynced(program: Program, source: Source, loop: Loop, step: ast.Call) -> Iterator[Finding]:
     """Where `no_sync` is under the condition of the step, or under the opposite of a remainder that
     is off by one.
+
+    For example:
 
         with model.no_sync() if index % 4 != 0 else nullcontext():
             compute_loss(batch).backward()
@@ -137,8 +155,10 @@ def _unsynced(program: Program, source: Source, loop: Loop, step: ast.Call) -> I
 def _helpers(program: Program, source: Source, loop: Loop) -> list[FunctionNode]:
     """The functions of this file that its `with` blocks call, by parameters of the same names.
 
-    with sync_context(model, index):
-        compute_loss(batch).backward()
+    For example:
+
+        with sync_context(model, index):
+            compute_loss(batch).backward()
     """
     helpers = []
     blocks = nodes_in(loop, ast.With)
@@ -151,12 +171,18 @@ def _helpers(program: Program, source: Source, loop: Loop) -> list[FunctionNode]
         names = {parameter.arg for parameter in function.args.args} - {"self"}
         if names <= passed:
             helpers.append(function)
+
     return helpers
 
 
 def _meet(unsynced: tuple[str, bool], stepping: tuple[str, bool]) -> bool:
-    """Whether both conditions hold in one round: they are the same, or `step % n != 0` and
-    `(step + 1) % n == 0`."""
+    """Whether both conditions hold in one round.
+
+    They are the same, or a remainder is off by one:
+
+        step % n != 0
+        (step + 1) % n == 0
+    """
     if unsynced == stepping:
         return True
 
@@ -174,7 +200,14 @@ def _meet(unsynced: tuple[str, bool], stepping: tuple[str, bool]) -> bool:
 
 
 def _never_synced(program: Program, source: Source, loop: Loop) -> Iterator[Finding]:
-    """`with model.no_sync():` around every backward pass, whatever the round."""
+    """`no_sync` around every backward pass, whatever the round.
+
+    For example:
+
+        for batch in loader:
+            with model.no_sync():
+                compute_loss(batch).backward()
+    """
     calls = nodes_in(loop, ast.Call)
     passes = [call for call in calls if is_method(call, "backward")]
     if not passes or not all(is_within(call, "no_sync") for call in passes):

@@ -1,4 +1,7 @@
-"""DL086: every rank names a folder or a file by its own clock."""
+"""DL086: every rank names a folder or a file by its own clock.
+
+Ranks do not start in the same second, and have clocks of their own.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,10 @@ _CLOCKS = ("time.time", "datetime.datetime.now")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Paths with a time to the second in them, which all ranks create, write or read.
 
-    folder = "runs/" + time.strftime("%Y%m%d-%H%M%S")
-    os.makedirs(folder)
+    For example:
+
+        folder = "runs/" + time.strftime("%Y%m%d-%H%M%S")
+        os.makedirs(folder)
     """
     if any_text_near(program, source, "broadcast"):
         return
@@ -48,8 +53,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _is_clock(program: Program, part: ast.expr) -> bool:
     """Whether it is the time to the second.
 
-    time.strftime("%H%M%S")
-    str(time.time())
+    For example:
+
+        time.strftime("%H%M%S")
+        str(time.time())
     """
     if not isinstance(part, ast.Call):
         return False

@@ -1,4 +1,7 @@
-"""DL087: a process uses the GPU, and then forks processes that use it."""
+"""DL087: a process uses the GPU, and then forks processes that use it.
+
+CUDA does not work in a process that is forked from one that has used it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.models import is_on_default_gpu
 
 RULE = rule("DL087")
+
 _FORKS = (
     "multiprocessing.Process",
     "torch.multiprocessing.Process",
@@ -24,8 +28,10 @@ _FORKS = (
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """A process that is forked after this one has used the GPU, in one function or notebook.
 
-    model.cuda()
-    process = multiprocessing.Process(target=train, args=(model,))
+    For example:
+
+        model.cuda()
+        process = multiprocessing.Process(target=train, args=(model,))
     """
     if any_text_near(program, source, "spawn", "forkserver", "get_context"):
         return
@@ -43,8 +49,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _uses_gpu(program: Program, call: ast.Call) -> bool:
     """Whether it uses the GPU in any case, itself or in the function that it calls.
 
-    def make_model():
-        return Model().cuda()
+    For example:
+
+        def make_model():
+            return Model().cuda()
     """
     function = program.function_of(call)
     inner = [] if function is None else nodes_in(function, ast.Call)

@@ -23,8 +23,10 @@ _SCHEDULE = re.compile(r"sched|cosine|warm_?up|onecycle|linearlr|polynomiallr", 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """A schedule that is given the number of batches of all data, where a sampler divides the data.
 
-    sampler = DistributedSampler(data)
-    schedule = CosineAnnealingLR(optimizer, len(data) // batch_size * epochs)
+    For example:
+
+        sampler = DistributedSampler(data)
+        schedule = CosineAnnealingLR(optimizer, len(data) // batch_size * epochs)
     """
     if framework(program, source):
         return
@@ -53,7 +55,13 @@ def _written(program: Program, data: ast.expr | None) -> set[str]:
 
 
 def _count_of(program: Program, schedule: ast.Call, data: set[str]) -> ast.expr | None:
-    """The number of batches of this data, if a call makes a schedule as long."""
+    """The number of batches of this data, if a call makes a schedule as long.
+
+    It is `len(data) // 32` here:
+
+        num_steps = len(data) // 32 * epochs
+        schedule = get_cosine_schedule(optimizer, num_steps)
+    """
     if not _SCHEDULE.search(called_name(schedule)):
         return None
 

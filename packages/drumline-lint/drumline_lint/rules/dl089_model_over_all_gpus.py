@@ -1,4 +1,7 @@
-"""DL089: each rank spreads its model over all GPUs."""
+"""DL089: each rank spreads its model over all GPUs.
+
+`device_map="auto"` is for one process, which uses all GPUs that it sees.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,10 @@ _READS_RANK = re.compile(r"environ(?:\.get\(|\[)[\"']LOCAL_RANK")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """A model over all GPUs, in a training that several processes make together.
 
-    model = AutoModelForCausalLM.from_pretrained(name, device_map="auto")
-    Trainer(model, arguments).train()
+    For example:
+
+        model = AutoModelForCausalLM.from_pretrained(name, device_map="auto")
+        Trainer(model, arguments).train()
     """
     if "device_map" not in source.text or not _is_of_several(program, source):
         return
@@ -56,7 +61,10 @@ def _is_of_one_kernel(program: Program, source: Source) -> bool:
 
 
 def _is_of_several(program: Program, source: Source) -> bool:
-    """Whether a training runs it that is started with several processes."""
+    """Whether a training runs it that is started with several processes.
+
+    Either it trains itself, or a file that trains imports it.
+    """
     for file in connected(program, source):
         if not _TRAINS.search(file.text) or not _is_started(program, file):
             continue
@@ -69,7 +77,9 @@ def _is_of_several(program: Program, source: Source) -> bool:
 def _is_started(program: Program, file: Source) -> bool:
     """Whether ranks run it: a script starts them, it says so, or it reads its local rank.
 
-    # torchrun --nproc-per-node=4 finetune.py
+    For example:
+
+        # torchrun --nproc-per-node=4 finetune.py
     """
     for launch in program.launches_of(file):
         if launch.kind != PYTHON and processes_per_node(launch) != 1:

@@ -38,10 +38,12 @@ _NUMBERED = ("i", "idx", "index", "id", "number", "step")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Loaders of a loop with `.backward()` whose data takes every n-th sample, and samplers.
 
-    class Stream(IterableDataset):
-        def __iter__(self):
-            for sample in self.samples[rank::world_size]:
-                yield sample
+    For example:
+
+        class Stream(IterableDataset):
+            def __iter__(self):
+                for sample in self.samples[rank::world_size]:
+                    yield sample
     """
     if framework(program, source):
         return
@@ -87,8 +89,9 @@ def _stripe(program: Program, loader: ast.Call, streams: list[ast.ClassDef]) -> 
 
 
 def _repeated(program: Program, loader: ast.Call, streams: list[ast.ClassDef]) -> str:
-    """What is wrong with a stream that is not divided between the workers of a loader, each of
-    which has a copy; empty if nothing is.
+    """What is wrong with a stream that is not divided between the workers of a loader.
+
+    Each of them has a copy; empty if nothing is wrong.
 
         loader = DataLoader(Stream(), num_workers=4)
     """
@@ -106,7 +109,12 @@ def _repeated(program: Program, loader: ast.Call, streams: list[ast.ClassDef]) -
 def _is_uneven(
     program: Program, loader: ast.Call, stripe: ast.expr, streams: list[ast.ClassDef]
 ) -> bool:
-    """Whether nothing makes the parts of the ranks equally long."""
+    """Whether nothing makes the parts of the ranks equally long.
+
+    What does so:
+
+        samples = samples[: len(samples) // world_size * world_size]
+    """
     if given(loader, "sampler") is not None:
         return False  # what it may be given beside, in other calls
 
@@ -118,11 +126,18 @@ def _is_uneven(
     function = enclosing_function(stripe)
     codes = [source.text if function is None else source.code(function)]
     codes += [program.source_of(owner).code(owner) for owner in streams]
+
     return not any("while True" in code or _EVENS.search(code) for code in codes)
 
 
 def _ends_with_data(program: Program, loop: Loop) -> bool:
-    """Whether each rank goes on until its own data ends: not in `zip(range(1000), loader)`."""
+    """Whether each rank goes on until its own data ends.
+
+    Not here:
+
+        for _, batch in zip(range(1000), loader):
+            ...
+    """
     if not isinstance(loop, ast.For) or is_within(loop, "join") or is_within(loop, "Join"):
         return False
 
@@ -131,7 +146,13 @@ def _ends_with_data(program: Program, loop: Loop) -> bool:
 
 
 def _by_hash(program: Program, source: Source) -> Iterator[Finding]:
-    """`hash(name) % world_size == rank`: each process draws its own salt for texts."""
+    """Samples that are chosen by the hash of a text: each process draws its own salt.
+
+    For example:
+
+        if hash(name) % world_size == rank:
+            yield name
+    """
     if any_text_near(program, source, "PYTHONHASHSEED", "__hash__"):
         return
 
@@ -166,6 +187,8 @@ def _chooses_rank(program: Program, call: ast.Call) -> bool:
 def _by_node(program: Program, source: Source) -> Iterator[Finding]:
     """Samplers with the rank of one node, in programs of several, with one rank for all, and with
     the rank in the place of the number of ranks.
+
+    For example:
 
         DistributedSampler(data, num_replicas=world_size, rank=local_rank)
         DistributedSampler(data, num_replicas=world_size, rank=0)

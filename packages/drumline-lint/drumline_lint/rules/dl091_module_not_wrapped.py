@@ -1,4 +1,7 @@
-"""DL091: a module is trained whose gradients nothing averages."""
+"""DL091: a module is trained whose gradients nothing averages.
+
+DDP averages the gradients of the model that it wraps, and of no other.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,8 @@ _OPTIMIZERS = set(
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Parameters of an optimizer beside those of a wrapped model, and models that
     `accelerator.prepare` does not get.
+
+    For example:
 
         model = DDP(model)
         head = nn.Linear(512, 10)
@@ -59,7 +64,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _maker(program: Program, source: Source, owner: ast.expr) -> ast.expr | None:
-    """The call of this file that makes a module: `nn.Linear(512, 10)`."""
+    """The call of this file that makes a module.
+
+    It is `nn.Linear(512, 10)` for `head`, after:
+
+        head = nn.Linear(512, 10)
+    """
     for value in written_values(program, owner):
         if isinstance(value, ast.Call) and program.source_of(value) is source:
             return value
@@ -76,7 +86,12 @@ def _optimizers(program: Program, source: Source) -> Iterator[ast.Call]:
 
 
 def _trained(program: Program, optimizer: ast.Call) -> list[ast.expr]:
-    """The modules whose parameters it gets: `model` of `Adam(model.parameters())`."""
+    """The modules whose parameters it gets.
+
+    They are `model` and `head` of:
+
+        Adam([*model.parameters(), *head.parameters()])
+    """
     calls = [part for part in parts(program, optimizer.args[0]) if isinstance(part, ast.Call)]
     owners = [owner_of(call) for call in calls if is_method(call, "parameters", "named_parameters")]
     return [owner for owner in owners if owner is not None]
@@ -89,7 +104,7 @@ def _wrapped_names(program: Program) -> set[str]:
 
 
 def _is_part_of_wrapped(program: Program, owner: ast.expr) -> bool:
-    """`ddp_model.module.classifier`."""
+    """`ddp_model.module.classifier`, where `ddp_model` is wrapped."""
     while isinstance(owner, ast.Attribute):
         owner = owner.value
         if program.made(owner, DDP):
@@ -100,7 +115,9 @@ def _is_part_of_wrapped(program: Program, owner: ast.expr) -> bool:
 def _is_bare(program: Program, owner: ast.expr) -> bool:
     """Whether it is known to be a module with parameters, and that nothing wraps it.
 
-    head = nn.Linear(512, 10)
+    For example:
+
+        head = nn.Linear(512, 10)
     """
     values = program.values(owner)
     for value in values:
@@ -116,10 +133,12 @@ def _is_bare(program: Program, owner: ast.expr) -> bool:
 def _unprepared(program: Program, source: Source) -> Iterator[Finding]:
     """A model that is trained, and not prepared with its optimizer.
 
-    optimizer = Adam(model.parameters())
-    optimizer, loader = accelerator.prepare(optimizer, loader)
-    for batch in loader:
-        accelerator.backward(model(batch))
+    For example:
+
+        optimizer = Adam(model.parameters())
+        optimizer, loader = accelerator.prepare(optimizer, loader)
+        for batch in loader:
+            accelerator.backward(model(batch))
     """
     prepares = list(program.calls(source, f"{ACCELERATOR}.prepare"))
     if len(prepares) != 1 or any_text_near(program, source, "prepare_model", "DeepSpeed"):

@@ -16,6 +16,7 @@ from drumline_lint.reading.slurm import whole_number
 RULE = rule("DL102")
 
 _DEFAULT = 29500
+# `run() {`, and lines that begin another branch of an if or a case.
 _FUNCTION = re.compile(r"^(?:function[ \t]+)?([\w-]+)[ \t]*\(\)", re.MULTILINE)
 _ALTERNATIVE = re.compile(r"^[ \t]*(?:else|elif)\b|;;", re.MULTILINE)
 _ON_SLURM = (
@@ -26,14 +27,17 @@ _FIX = (
     "take it from the job's number: $((20000 + SLURM_JOB_ID % 20000)); or ask for whole nodes with "
     "#SBATCH --exclusive"
 )
+# Options that ask for a part of a node.
 _PARTS = ("gres", "gpus", "mem", "cpus", "array")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
     """A constant port in a job that may share its hosts, and launches side by side on one port.
 
-    #SBATCH --gres=gpu:4
-    torchrun --nproc-per-node=4 --master-port=29500 train.py
+    For example:
+
+        #SBATCH --gres=gpu:4
+        torchrun --nproc-per-node=4 --master-port=29500 train.py
     """
     if script.container is not None:
         return  # It has a network, and so all ports, of its own.
@@ -61,7 +65,9 @@ def _shares_hosts(script: Script, launch: Launch) -> bool:
 def _port(launch: Launch) -> tuple[TextRange, int | None]:
     """The port that is written for a launch, and where.
 
-    torchrun sets MASTER_PORT and does not read it; a rank that srun starts reads it.
+    For example:
+
+        torchrun sets MASTER_PORT and does not read it; a rank that srun starts reads it.
     """
     script = launch.script
     if launch.kind == PYTHON:
@@ -85,8 +91,10 @@ def _port(launch: Launch) -> tuple[TextRange, int | None]:
 def _side_by_side(script: Script) -> Iterator[Finding]:
     """Launches in the background that listen on the same port of this host.
 
-    torchrun --nproc-per-node=2 train.py --seed 1 &
-    torchrun --nproc-per-node=2 train.py --seed 2 &
+    For example:
+
+        torchrun --nproc-per-node=2 train.py --seed 1 &
+        torchrun --nproc-per-node=2 train.py --seed 2 &
     """
     waits = [command.start for command in script.commands if command.words[0].plain == "wait"]
     functions = _functions(script, waits)
@@ -114,7 +122,12 @@ def _side_by_side(script: Script) -> Iterator[Finding]:
 
 
 def _is_alone_here(launch: Launch) -> bool:
-    """Whether it is a job of one node, this host, with a fixed port."""
+    """Whether it is a job of one node, this host, with a fixed port.
+
+    For example:
+
+        torchrun --nproc-per-node=2 --master-port=29501 train.py
+    """
     if launch.is_elsewhere or launch.srun is not None or launch.docker:
         return False
 
@@ -132,14 +145,7 @@ class _Function:
 
 
 def _functions(script: Script, waits: list[int]) -> list[_Function]:
-    """The functions of a script; `waits` is where its commands `wait` are.
-
-    run() {
-        torchrun train.py --seed $1
-    }
-    run 1 &
-    run 2 &
-    """
+    """The functions of a script; `waits` is where its commands `wait` are."""
     calls: dict[str, list[Command]] = {}
     for command in script.commands:
         calls.setdefault(command.words[0].plain or "", []).append(command)
@@ -153,7 +159,16 @@ def _functions(script: Script, waits: list[int]) -> list[_Function]:
 
 
 def _background_starts(launch: Launch, functions: list[_Function]) -> list[int]:
-    """Where it is put in the background: itself, or calls of the function that it is in."""
+    """Where it is put in the background: itself, or calls of the function that it is in.
+
+    Both calls of `run`, here:
+
+        run() {
+            torchrun train.py --seed $1
+        }
+        run 1 &
+        run 2 &
+    """
     if launch.command.loop:
         return []
 

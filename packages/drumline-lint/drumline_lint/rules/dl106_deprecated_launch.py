@@ -50,8 +50,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _has_old_torch(program: Program, script: Script) -> bool:
-    """Whether requirements beside the script, or in a folder above it, pin torch below 2.0, whose
-    launcher adds --local_rank."""
+    """Whether requirements beside the script, or in a folder above it, pin torch below 2.0.
+
+    The launcher of such a version adds --local_rank:
+
+        torch==1.13.1
+    """
     folders = set(script.path.parents)
     return any(
         path.parent in folders and _OLD_TORCH.search(text) is not None
@@ -81,7 +85,12 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 
 def _edits(script: Script, launch: Launch) -> list[Edit]:
-    """Edits that write the name of the new launcher, and remove --use-env."""
+    """Edits that write the name of the new launcher, and remove --use-env.
+
+    For example:
+
+        python -m torch.distributed.run train.py
+    """
     name = launch.name[-1]
     flag = launch.flags["use-env"].word
     is_here = launch.command.start < name.start < flag.start < launch.command.end

@@ -66,8 +66,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def check_shell(script: Script) -> Iterator[Finding]:
     """A launcher that waits for more or fewer nodes than start it.
 
-    #SBATCH --nodes=2
-    srun torchrun --nnodes=4 train.py
+    For example:
+
+        #SBATCH --nodes=2
+        srun torchrun --nnodes=4 train.py
     """
     yield from _only_first_node(script)
 
@@ -100,8 +102,10 @@ def check_shell(script: Script) -> Iterator[Finding]:
 def _only_first_node(script: Script) -> Iterator[Finding]:
     """A launcher in a batch script, which Slurm runs on the first of its nodes.
 
-    #SBATCH --nodes=2
-    torchrun --nnodes=2 train.py
+    For example:
+
+        #SBATCH --nodes=2
+        torchrun --nnodes=2 train.py
     """
     nodes = script.sbatch.number("nodes") or 1
     text = _HELPERS.sub("", _SUBSTITUTION.sub("", script.text))
@@ -151,6 +155,8 @@ def _standalone(script: Script, launch: Launch) -> Iterator[Finding]:
 def _is_alone(launch: Launch) -> bool:
     """Whether each of its nodes trains by itself, and not on purpose: tasks with different arguments
     are independent runs.
+
+    For example:
 
         srun torchrun --standalone train.py
     """

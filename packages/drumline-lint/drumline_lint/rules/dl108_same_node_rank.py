@@ -68,10 +68,12 @@ def _of_flag(script: Script, launch: Launch, flag: Flag) -> Iterator[Finding]:
 def _service_before(launch: Launch, rank: str) -> str:
     """The service of a Compose file that has the same rank, in the same job.
 
-    first:
-      command: torchrun --nnodes=2 --node-rank=0 --master-addr=first train.py
-    second:
-      command: torchrun --nnodes=2 --node-rank=0 --master-addr=first train.py
+    For example:
+
+        first:
+          command: torchrun --nnodes=2 --node-rank=0 --master-addr=first train.py
+        second:
+          command: torchrun --nnodes=2 --node-rank=0 --master-addr=first train.py
     """
     container = launch.script.container
     address = _address(launch)
@@ -99,8 +101,10 @@ def _address(launch: Launch) -> str:
 def _of_config(launch: Launch) -> Iterator[Finding]:
     """A machine_rank in the file of accelerate's --config_file, which no flag replaces.
 
-    num_machines: 2
-    machine_rank: 0
+    For example:
+
+        num_machines: 2
+        machine_rank: 0
     """
     rank = launch.configured("machine-rank")
     machines = launch.configured("num-machines")

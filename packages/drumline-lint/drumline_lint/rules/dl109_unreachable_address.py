@@ -34,8 +34,10 @@ _NUMBERS = re.compile(r"[0-9.]+|\[?[0-9a-fA-F]*:[0-9a-fA-F:]*\]?")
 def check_shell(script: Script) -> Iterator[Finding]:
     """Nodes that are given an address of themselves, a list of nodes, or a name nobody has.
 
-    #SBATCH --nodes=2
-    srun torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:29500 train.py
+    For example:
+
+        #SBATCH --nodes=2
+        srun torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:29500 train.py
     """
     started = launches(script)
     if not started:
@@ -53,8 +55,10 @@ def check_shell(script: Script) -> Iterator[Finding]:
 def _of_batch_script(script: Script) -> Iterator[Finding]:
     """Where what the nodes run is not seen, the address that they all get.
 
-    export MASTER_ADDR=localhost
-    srun ./train.sh
+    For example:
+
+        export MASTER_ADDR=localhost
+        srun ./train.sh
     """
     nodes = script.sbatch.number("nodes") or 1
     starts_steps = any(command.words[0].plain == "srun" for command in script.commands)
@@ -71,7 +75,14 @@ def _at_loopback(nodes: int, host: str) -> str:
 
 
 def _of_launch(script: Script, launch: Launch) -> Iterator[Finding]:
-    """The address that a launcher is given for the first node, or that it has none."""
+    """The address that a launcher is given for the first node, or that it has none.
+
+    For example:
+
+        --rdzv-endpoint=localhost:29500
+        --rdzv-endpoint=$SLURM_JOB_NODELIST
+        --rdzv-endpoint=nobody:29500
+    """
     nodes = _nodes(launch)
     address = first_node(launch)
     if address is None:
@@ -118,7 +129,13 @@ def _without_address(script: Script, launch: Launch, nodes: int) -> Iterator[Fin
 
 
 def _nodes(launch: Launch) -> int:
-    """How many nodes, or containers of one rank, work together."""
+    """How many nodes, or containers of one rank, work together.
+
+    A container of one rank has them in its environment:
+
+        RANK: 0
+        WORLD_SIZE: 2
+    """
     if launch.kind == PYTHON and launch.script.container is not None:
         size = variable(launch, "WORLD_SIZE")
         if size is not None and variable(launch, "RANK") is not None:
@@ -133,7 +150,9 @@ def _nodes(launch: Launch) -> int:
 def _is_simulated(launch: Launch) -> bool:
     """Whether the nodes are processes, or containers, of one machine.
 
-    torchrun --nnodes=2 --node-rank=0 --master-addr=localhost train.py &
+    For example:
+
+        torchrun --nnodes=2 --node-rank=0 --master-addr=localhost train.py &
     """
     container = launch.script.container
     if container is not None and container.is_on_shared_network:

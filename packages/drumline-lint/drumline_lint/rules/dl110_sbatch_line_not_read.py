@@ -20,9 +20,11 @@ _VARIABLE = re.compile(r"(?<!\\)\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*)")
 def check_shell(script: Script) -> Iterator[Finding]:
     """Lines for sbatch after the first command, and lines with a variable.
 
-    #SBATCH --output=$HOME/logs/%j.out
-    module load cuda
-    #SBATCH --nodes=2
+    For example:
+
+        #SBATCH --output=$HOME/logs/%j.out
+        module load cuda
+        #SBATCH --nodes=2
     """
     if "SBATCH" not in script.text or script.container or _TEMPLATE.search(script.text):
         return

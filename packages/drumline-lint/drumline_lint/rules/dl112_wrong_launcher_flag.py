@@ -41,8 +41,10 @@ _ONLY_LAUNCHERS = {
 def check_shell(script: Script) -> Iterator[Finding]:
     """Flags of another launcher, or with a slip, and flags behind the training script.
 
-    torchrun --num-nodes=2 train.py
-    torchrun train.py --nproc-per-node=4
+    For example:
+
+        torchrun --num-nodes=2 train.py
+        torchrun train.py --nproc-per-node=4
     """
     for launch in launches(script):
         if launch.unknown_flag is not None:
@@ -52,7 +54,12 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 
 def _unknown_flag(script: Script, launch: Launch, word: Word) -> Iterator[Finding]:
-    """`--num-nodes` of torchrun, which has `--nnodes`."""
+    """A flag that the launcher does not have, and one that is meant by it.
+
+    For example:
+
+        torchrun --num-nodes=2 train.py
+    """
     written = word.head.partition("=")[0]
     name = written.lstrip("-").replace("_", "-")
     flag_names = FLAG_TABLES[launch.kind].names
@@ -68,7 +75,12 @@ def _unknown_flag(script: Script, launch: Launch, word: Word) -> Iterator[Findin
 
 
 def _after_script(script: Script, launch: Launch) -> Iterator[Finding]:
-    """`torchrun train.py --nproc-per-node=4`, where train.py gets the flag."""
+    """A flag of the launcher that the training script gets.
+
+    For example:
+
+        torchrun train.py --nproc-per-node=4
+    """
     for word in launch.arguments[1:]:
         written = word.head.partition("=")[0]
         name = written.removeprefix("--").replace("_", "-")

@@ -33,8 +33,10 @@ _MULTIPLY = "multiply it by the number of machines"
 def check_shell(script: Script) -> Iterator[Finding]:
     """More ranks on a node than it has GPUs, and other numbers of ranks and GPUs that do not fit.
 
-    #SBATCH --gres=gpu:2
-    torchrun --nproc-per-node=4 train.py
+    For example:
+
+        #SBATCH --gres=gpu:2
+        torchrun --nproc-per-node=4 train.py
     """
     for launch in launches(script):
         yield from _other_gpus(script, launch)
@@ -67,7 +69,9 @@ def _place(launch: Launch) -> Word:
 def _total_of_one_machine(script: Script, launch: Launch) -> Finding | None:
     """--num_processes of accelerate: fewer than the machines, or the name of a number of one.
 
-    accelerate launch --num_machines 2 --num_processes $GPUS_PER_NODE train.py
+    For example:
+
+        accelerate launch --num_machines 2 --num_processes $GPUS_PER_NODE train.py
     """
     machines = accelerate_machines(launch) if launch.kind == ACCELERATE else None
     if machines is None or machines < 2:
@@ -93,8 +97,10 @@ def _total_of_one_machine(script: Script, launch: Launch) -> Finding | None:
 def _configured_total(launch: Launch, machines: int) -> Finding | None:
     """num_processes in the file of --config_file: the number of GPUs of one of its machines.
 
-    num_machines: 2
-    num_processes: 4
+    For example:
+
+        num_machines: 2
+        num_processes: 4
     """
     total = launch.configured("num-processes")
     if total is None or launch.config is None or total.text != str(gpus_per_node(launch)):
@@ -143,6 +149,8 @@ def _batch_sizes(launch: Launch) -> Iterator[Finding]:
 def _other_gpus(script: Script, launch: Launch) -> Iterator[Finding]:
     """CUDA_VISIBLE_DEVICES that names GPUs outside of the allocation, which count from 0, or that
     deepspeed ignores.
+
+    For example:
 
         #SBATCH --gres=gpu:2
         CUDA_VISIBLE_DEVICES=4,5 torchrun --nproc-per-node=2 train.py

@@ -22,8 +22,10 @@ _NAME = re.compile(r"(?<!\\)\$\{?(\w+)")
 def check_shell(script: Script) -> Iterator[Finding]:
     """A variable of tasks in a word that the batch script's own shell puts together.
 
-    #SBATCH --nodes=2
-    srun torchrun --nnodes=2 --node-rank=$SLURM_NODEID train.py
+    For example:
+
+        #SBATCH --nodes=2
+        srun torchrun --nnodes=2 --node-rank=$SLURM_NODEID train.py
     """
     if not script.sbatch.by_name or _STARTS_ITSELF.search(script.text):
         return
@@ -53,7 +55,9 @@ def _has_several_tasks(launch: Launch) -> bool:
 def _early_words(script: Script, launch: Launch) -> Iterator[tuple[TextRange, Word]]:
     """What the batch script's own shell puts together, each with its place.
 
-    torchrun and others set the ranks of their processes themselves.
+    For example:
+
+        torchrun and others set the ranks of their processes themselves.
     """
     # c10d gives each node its rank, and ignores that of the flag.
     is_assigned = backend(launch) not in {"static", ""}

@@ -34,9 +34,11 @@ _WRONG_FOR = {
 def check_shell(script: Script) -> Iterator[Finding]:
     """Variables and flags of several nodes that are set to a number of one node, or the reverse.
 
-    #SBATCH --nodes=2
-    export RANK=$SLURM_LOCALID
-    srun python train.py
+    For example:
+
+        #SBATCH --nodes=2
+        export RANK=$SLURM_LOCALID
+        srun python train.py
     """
     yield from _beside_one_gpu(script)
 
@@ -73,8 +75,10 @@ def _has_several_nodes(script: Script) -> bool:
 def _beside_one_gpu(script: Script) -> Iterator[Finding]:
     """A local rank where each task sees one GPU.
 
-    #SBATCH --gpus-per-task=1
-    export LOCAL_RANK=$SLURM_LOCALID
+    For example:
+
+        #SBATCH --gpus-per-task=1
+        export LOCAL_RANK=$SLURM_LOCALID
     """
     started = [launch for launch in launches(script) if launch.kind == PYTHON]
     if not any(sees_one_gpu(launch) and (tasks_per_node(launch) or 1) > 1 for launch in started):

@@ -14,6 +14,7 @@ from drumline_lint.reading.shell import Assignment, Script, TextRange
 from drumline_lint.reading.shell_parser import Word
 
 RULE = rule("DL118")
+
 _OWN = re.compile(
     r"\$\(\s*(?:hostname|uname -n)\b[^)|]*\)|`(?:hostname|uname -n)\b[^`|]*`"
     r"|\$(?:HOSTNAME|SLURMD_NODENAME|POD_IP|MY_POD_IP|RANDOM)\b"
@@ -35,7 +36,9 @@ _NAME = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-[^{}]*)?\})")
 def check_shell(script: Script) -> Iterator[Finding]:
     """A word of the rendezvous that each node computes for itself.
 
-    ssh gpu1 'torchrun --nnodes=2 --rdzv-endpoint=$(hostname):29500 train.py'
+    For example:
+
+        ssh gpu1 'torchrun --nnodes=2 --rdzv-endpoint=$(hostname):29500 train.py'
     """
     for launch in launches(script):
         if not _is_on_each_node(launch):
@@ -74,7 +77,9 @@ def _is_in_yaml(launch: Launch) -> bool:
 def _is_by_hand(launch: Launch) -> bool:
     """Whether the whole script is started on each node: nothing in it reaches the others.
 
-    torchrun --nnodes=2 --rdzv-endpoint=$1 train.py
+    For example:
+
+        torchrun --nnodes=2 --rdzv-endpoint=$1 train.py
     """
     script = launch.script
     if launch.srun is not None or launch.is_elsewhere or launch.command.loop:

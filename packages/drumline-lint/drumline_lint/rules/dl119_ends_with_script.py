@@ -30,6 +30,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
     in_front = [launch.command.start for launch in started if not launch.command.is_background]
     last_in_front = max(in_front, default=-1)
+
     for launch in started:
         is_last = launch.command.start > last_in_front
         if is_last and not _waits(script) and not _waits(launch.script):
@@ -39,7 +40,12 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 
 def _hung_up(script: Script, launch: Launch) -> Iterator[Finding]:
-    """A launcher that handles SIGHUP itself: `nohup torchrun train.py &`."""
+    """A launcher that handles SIGHUP itself, from which `nohup` does not protect it.
+
+    For example:
+
+        nohup torchrun train.py &
+    """
     if not launch.is_torchrun and launch.kind != ACCELERATE:
         return
 
@@ -56,6 +62,12 @@ def _hung_up(script: Script, launch: Launch) -> Iterator[Finding]:
 
 
 def _waits(script: Script) -> bool:
-    """Whether a command keeps it running: `wait`, `tail -f log`."""
+    """Whether a command keeps it running.
+
+    For example:
+
+        wait
+        tail -f train.log
+    """
     names = [command.words[0].plain or "" for command in script.commands]
     return any(name.rpartition("/")[2] in _WAITS for name in names)

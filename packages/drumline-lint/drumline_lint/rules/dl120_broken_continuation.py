@@ -1,4 +1,8 @@
-"""DL120: a command ends before its last lines."""
+"""DL120: a command ends before its last lines.
+
+A line that continues ends with a backslash; a comment, a blank or an empty line behind it ends the
+command.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,10 @@ _CAUSES = (
 def check_shell(script: Script) -> Iterator[Finding]:
     """A command that is a flag, after a launch.
 
-    torchrun --nproc-per-node=4 train.py
-        --lr 0.1
+    For example:
+
+        torchrun --nproc-per-node=4 train.py
+            --lr 0.1
     """
     started = launches(script)
     starts = [launch.name[0].start for launch in started]

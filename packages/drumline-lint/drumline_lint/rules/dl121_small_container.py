@@ -1,4 +1,7 @@
-"""DL121: a container has too little shared memory, no GPU or no network for its ranks."""
+"""DL121: a container has too little shared memory, no GPU or no network for its ranks.
+
+Workers of a DataLoader and NCCL share memory by /dev/shm, of which a container has 64 MB.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,12 @@ from drumline_lint.reading.rendezvous import least_nodes
 from drumline_lint.reading.shell import Container, Script
 
 RULE = rule("DL121")
+
 _ENOUGH = 1 << 30
+
 _USES_GPUS = re.compile(r"\bnccl|\bcuda|\b[bf]p?16\b|nproc[-_]per[-_]node[= ]gpu", re.IGNORECASE)
 _UNKNOWN_OPTIONS = re.compile(r"\$\{?\w*(?:@|OPT|ARG|FLAG|EXTRA)", re.IGNORECASE)
+
 # NCCL and Gloo listen on ports of their own: publishing one port is not enough.
 _NETWORK = ("--network", "--net", "-P", "--publish-all")
 
@@ -23,7 +29,9 @@ _NETWORK = ("--network", "--net", "-P", "--publish-all")
 def check_shell(script: Script) -> Iterator[Finding]:
     """Containers of several ranks, by `docker run`, in a Compose file or in a manifest.
 
-    docker run --gpus all image torchrun --nproc-per-node=4 train.py
+    For example:
+
+        docker run --gpus all image torchrun --nproc-per-node=4 train.py
     """
     for launch in launches(script):
         container = launch.script.container
@@ -37,7 +45,12 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 
 def _of_docker(launch: Launch) -> Iterator[tuple[str, str]]:
-    """What the options of `docker run` lack, each with its fix."""
+    """What the options of `docker run` lack, each with its fix.
+
+    For example:
+
+        docker run --shm-size=1g image torchrun --nproc-per-node=8 train.py
+    """
     options = [word.text for word in launch.docker]
     if any(map(_UNKNOWN_OPTIONS.search, options)):
         return
@@ -55,7 +68,15 @@ def _of_docker(launch: Launch) -> Iterator[tuple[str, str]]:
 
 
 def _of_container(launch: Launch, container: Container) -> Iterator[tuple[str, str]]:
-    """What a container of a Compose file or a manifest lacks, each with its fix."""
+    """What a container of a Compose file or a manifest lacks, each with its fix.
+
+    For example:
+
+        services:
+          train:
+            image: train
+            command: torchrun --nproc-per-node=8 train.py
+    """
     if container.kind == "service":
         yield from _of_memory(launch, container.shared_memory, "add shm_size: 16gb, or ipc: host")
     elif not container.is_without_gpu:
@@ -81,7 +102,12 @@ def _of_memory(launch: Launch, memory: int | None, fix: str) -> Iterator[tuple[s
 
 
 def _uses_gpus(launch: Launch) -> bool:
-    """Whether the words of a command name GPUs: `train.py --backend nccl`."""
+    """Whether the words of a command, or its variables, name GPUs.
+
+    For example:
+
+        torchrun --nproc-per-node=gpu train.py --backend nccl
+    """
     words = [word.text for word in (*launch.name, *launch.arguments)]
     words += [assignment.name for assignment in launch.script.environment]
     text = " ".join(words)

@@ -11,6 +11,7 @@ from drumline_lint.reading.rendezvous import launch_variables, least_nodes, most
 from drumline_lint.reading.shell import Assignment, Script
 
 RULE = rule("DL123")
+
 _INTERFACES = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
 _TRANSPORTS = {
     "NCCL_P2P_DISABLE": "NVLink and PCIe between the GPUs of a node",
@@ -33,8 +34,10 @@ _NAMED_FOR_DEBUGGING = re.compile(
 def check_shell(script: Script) -> Iterator[Finding]:
     """Variables that make a run slow or verbose, or that name the loopback interface.
 
-    export CUDA_LAUNCH_BLOCKING=1
-    torchrun --nproc-per-node=4 train.py
+    For example:
+
+        export CUDA_LAUNCH_BLOCKING=1
+        torchrun --nproc-per-node=4 train.py
     """
     is_image = script.container is not None and script.container.kind == "image"
     if not is_image and not launches(script):
@@ -71,7 +74,9 @@ def _is_loopback(name: str, value: str) -> bool:
 def _may_have_nodes(script: Script) -> bool:
     """Whether a launch is for several nodes, or for as many as its caller says.
 
-    torchrun --nnodes=$NODES train.py
+    For example:
+
+        torchrun --nnodes=$NODES train.py
     """
     if (script.sbatch.number("nodes") or 1) > 1:
         return True
@@ -106,9 +111,11 @@ def _is_for_debugging(script: Script) -> bool:
 def _has_comment(item: Assignment) -> bool:
     """Behind it, or above the assignments that it is one of: who writes one has a reason.
 
-    # the switch has no multicast
-    export NCCL_DEBUG=TRACE
-    export NCCL_IB_DISABLE=1
+    For example:
+
+        # the switch has no multicast
+        export NCCL_DEBUG=TRACE
+        export NCCL_IB_DISABLE=1
     """
     text = item.script.text
     if " #" in text[item.end :].partition("\n")[0]:

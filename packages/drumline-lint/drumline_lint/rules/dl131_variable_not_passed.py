@@ -1,4 +1,7 @@
-"""DL131: a variable that the script sets does not reach the ranks."""
+"""DL131: a variable that the script sets does not reach the ranks.
+
+Problems are reported once for each place, of which several launches may have the same.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ from drumline_lint.reading.launchers import PYTHON, Launch, launches
 from drumline_lint.reading.shell import Script, TextRange
 
 RULE = rule("DL131")
+
 # Hydra's mpiexec passes all variables, Open MPI's mpirun none to other hosts.
 _OPEN_MPI = re.compile(r"--?(?:x|mca|map-by|bind-to|npernode|hostfile|H|host)")
 _HYDRA = re.compile(r"--?(?:genv\w*|ppn|f|hosts|perhost|envall|iface)")
 _HOSTS = {"-H", "-host", "--host", "-hostfile", "--hostfile"}
+
 _SCHEDULER = re.compile(r"^#(?:SBATCH|PBS|BSUB)|\bPBS_|\bSLURM_|\bLSB_", re.MULTILINE)
 _EXPORTS_ALL = re.compile(r"^\s*set\s+(?:-\w*a|-o\s+allexport)", re.MULTILINE)
+
 _NAME = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)")
 # Printing it is no use of it.
 _ADDRESS_IN_USE = re.compile(r"^(?![ \t]*echo\b)[^#\n]*\$\{?MASTER_ADDR", re.MULTILINE)
@@ -27,8 +33,10 @@ Problem = tuple[TextRange, str, str]
 def check_shell(script: Script) -> Iterator[Finding]:
     """Variables that mpirun, srun or another shell does not pass to the ranks.
 
-    export MASTER_ADDR=gpu1
-    mpirun -np 8 --host gpu1:4,gpu2:4 python train.py
+    For example:
+
+        export MASTER_ADDR=gpu1
+        mpirun -np 8 --host gpu1:4,gpu2:4 python train.py
     """
     if script.container is not None or _EXPORTS_ALL.search(script.text):
         return
@@ -43,7 +51,13 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 
 def _by_mpirun(script: Script, launch: Launch) -> Iterator[Problem]:
-    """`mpirun --host gpu1,gpu2 python train.py` of Open MPI, without `-x MASTER_ADDR`."""
+    """What Open MPI does not pass to other hosts: it needs `-x MASTER_ADDR`.
+
+    For example:
+
+        export MASTER_ADDR=gpu1
+        mpirun --host gpu1,gpu2 python train.py
+    """
     words = [word.plain or word.head for word in launch.mpirun]
     is_open_mpi = any(map(_OPEN_MPI.fullmatch, words)) and not any(map(_HYDRA.fullmatch, words))
     if launch.kind != PYTHON or not is_open_mpi or _HOSTS.isdisjoint(words):
@@ -61,9 +75,11 @@ def _by_mpirun(script: Script, launch: Launch) -> Iterator[Problem]:
 def _by_srun(script: Script, launch: Launch) -> Iterator[Problem]:
     """What the tasks of srun do not get.
 
-    export DATA=/scratch/data
-    MASTER_ADDR=gpu1
-    srun --export=NCCL_DEBUG python train.py
+    For example:
+
+        export DATA=/scratch/data
+        MASTER_ADDR=gpu1
+        srun --export=NCCL_DEBUG python train.py
     """
     if launch.srun is None or launch.srun_word is None:
         return
@@ -87,8 +103,10 @@ def _by_srun(script: Script, launch: Launch) -> Iterator[Problem]:
 def _in_shell(launch: Launch) -> Iterator[Problem]:
     """Variables of this shell that the words of another shell name.
 
-    PORT=29500
-    ssh gpu1 'torchrun --master-port=$PORT train.py'
+    For example:
+
+        PORT=29500
+        ssh gpu1 'torchrun --master-port=$PORT train.py'
     """
     outer = launch.script.outer
     passed = {word.head.partition("=")[0] for word in launch.docker}

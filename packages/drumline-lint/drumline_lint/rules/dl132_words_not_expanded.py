@@ -1,4 +1,7 @@
-"""DL132: the words of a command are not what a shell would make of them."""
+"""DL132: the words of a command are not what a shell would make of them.
+
+A shell splits words at blanks, and is not there for the list of words of a manifest.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,11 @@ def check_shell(script: Script) -> Iterator[Finding]:
 def _blanks(script: Script) -> Iterator[Finding]:
     """Values with a blank before them, or in them.
 
-    PORT = 29500
-    export PORT = 29500
-    CUDA_VISIBLE_DEVICES=0, 1 torchrun train.py
+    For example:
+
+        PORT = 29500
+        export PORT = 29500
+        CUDA_VISIBLE_DEVICES=0, 1 torchrun train.py
     """
     for command in script.commands:
         words = command.words[1:] if command.words[0].plain == "export" else command.words
@@ -71,7 +76,12 @@ def _is_read(script: Script, name: str) -> bool:
 
 
 def _literal(script: Script, launch: Launch) -> Iterator[Finding]:
-    """`--node-rank=$JOB_COMPLETION_INDEX` in a list of words, which no shell reads."""
+    """A variable in a list of words, which no shell reads.
+
+    For example:
+
+        command: ["torchrun", "--node-rank=$JOB_COMPLETION_INDEX", "train.py"]
+    """
     variables = _SET_IN_PODS | {assignment.name for assignment in script.environment}
     values = [flag.value for flag in launch.flags.values() if flag.value is not None]
 

@@ -1,4 +1,8 @@
-"""DL135: a job asks for a signal before its end, and nothing handles it in time."""
+"""DL135: a job asks for a signal before its end, and nothing handles it in time.
+
+Slurm sends it to the steps of srun, unless the option begins with B:, and bash runs a trap only when
+the command in front has ended.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,11 @@ RULE = rule("DL135")
 def check_shell(script: Script) -> Iterator[Finding]:
     """A trap that the signal does not get to, or that runs only when the training has ended.
 
-    #SBATCH --signal=USR1@120
-    trap 'touch stop' USR1
-    torchrun train.py
+    For example:
+
+        #SBATCH --signal=USR1@120
+        trap 'touch stop' USR1
+        torchrun train.py
     """
     option = script.sbatch.by_name.get("signal") or ""
     to_shell, _, signal = option.rpartition(":")

@@ -1,4 +1,7 @@
-"""DL137: a script waits for a node before it starts the next."""
+"""DL137: a script waits for a node before it starts the next.
+
+The first node waits at the rendezvous for the others, which are started only when it has ended.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,17 @@ from drumline_lint.reading.rendezvous import most_nodes, nodes_flag
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL137")
+
 _DETACHES = re.compile(r"\s-f\b|\s-\w*f\w*n\b|nohup|tmux|screen|setsid|docker run .*-d\b|--detach")
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
     """A command that starts one of several nodes, and ends only when the training ends.
 
-    ssh gpu1 torchrun --nnodes=2 --node-rank=0 train.py
-    ssh gpu2 torchrun --nnodes=2 --node-rank=1 train.py
+    For example:
+
+        ssh gpu1 torchrun --nnodes=2 --node-rank=0 train.py
+        ssh gpu2 torchrun --nnodes=2 --node-rank=1 train.py
     """
     remote = [launch for launch in launches(script) if _is_of_several(launch)]
     for launch in remote:

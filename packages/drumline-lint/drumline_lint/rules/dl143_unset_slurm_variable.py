@@ -10,6 +10,7 @@ from drumline_lint.reading.launchers import launches
 from drumline_lint.reading.shell import Script
 
 RULE = rule("DL143")
+
 # Slurm sets each only if the job has asked for it by this option.
 _OPTIONS = {
     "SLURM_GPUS_PER_NODE": "gpus-per-node",
@@ -23,8 +24,10 @@ _NAME = re.compile(r"(?<!\\)\$\{?(SLURM_\w+)\b(?!:)|\b(SLURM_\w+)\b(?=[^{}]*\)\)
 def check_shell(script: Script) -> Iterator[Finding]:
     """Variables in the words of a command, for which the job has not asked.
 
-    #SBATCH --nodes=2
-    srun torchrun --nproc-per-node=$SLURM_GPUS_PER_NODE train.py
+    For example:
+
+        #SBATCH --nodes=2
+        srun torchrun --nproc-per-node=$SLURM_GPUS_PER_NODE train.py
     """
     options = script.sbatch.by_name.keys()
     unset = {name for name, option in _OPTIONS.items() if option not in options}
