@@ -92,6 +92,7 @@ def differences(tables: Mapping[str, Mapping[str, str | None]]) -> Iterator[Host
         hosts_of: dict[str, list[str]] = {}
         for host, table in tables.items():
             hosts_of.setdefault(table.get(name) or "none", []).append(host)
+
         if len(hosts_of) > 1:
             groups = sorted(hosts_of.items(), key=lambda group: -len(group[1]))
             yield HostDifference(name, groups)
@@ -105,6 +106,7 @@ def _traits(facts: Facts) -> dict[str, str | None]:
     gpus = Counter(gpu["name"] for gpu in facts["gpus"])
     chosen = facts["nccl_interface"] if facts["gpus"] else facts["gloo_interface"]
     mtus = {interface["name"]: str(interface["mtu"]) for interface in facts["interfaces"]}
+
     return {
         "Python": facts["python"],
         "torch": facts["torch"],
@@ -299,6 +301,7 @@ async def check_over_ssh(
     ]
     clients = [NodeClient(connection, python=python) for connection in connections]
     slots = {number: host.slots for number, host in enumerate(hosts)}
+
     return await _examine(survey, clients, options, slots, progress)
 
 
@@ -313,6 +316,7 @@ async def check_as_node_zero(
     here = HostConnection(Host("node 0"), [sys.executable, "-m", NODE_SERVER], START_S)
     joined = [rendezvous.joined.get(number) for number in range(1, node.nodes)]
     clients = [NodeClient(here), *joined]
+
     return await _examine(Survey(hosts, node.port, by_ssh=False), clients, options, {}, progress)
 
 
@@ -412,6 +416,7 @@ def check_facts(survey: Survey) -> list[Finding]:
     for host in survey.hosts:
         if host.facts is None:
             continue
+
         try:
             machine = machine_findings(host.facts, many_hosts=len(survey.hosts) > 1)
         except (LookupError, TypeError, ValueError, AttributeError) as error:

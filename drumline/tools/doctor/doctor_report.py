@@ -200,6 +200,7 @@ def _letter(survey: Survey, pair: Pair, slow_below: float) -> str:
         return "R"
     if edge.bytes_per_s is None:
         return "?"
+
     return "s" if edge.bytes_per_s < slow_below else "."
 
 

@@ -42,12 +42,17 @@ class Finding:
     """A problem must be fixed, a warning may slow or break a run, a note is for information."""
 
     level: Level
-    check: str  # what was checked, a fixed name for programs: `data ports`, `shared memory`
-    where: str  # a host, or a pair of hosts as `a -> b`
+    check: str
+    """What was checked, a fixed name for programs: `data ports`, `shared memory`."""
+    where: str
+    """A host, or a pair of hosts as `a -> b`."""
     what: str
-    fix: str = ""  # what to do or type; a problem always has one
-    rank: int | None = None  # the rank that it is about, if any
-    variable: VariableFix | None = None  # the fix, where it is one variable
+    fix: str = ""
+    """What to do or type; a problem always has one."""
+    rank: int | None = None
+    """The rank that it is about, if any."""
+    variable: VariableFix | None = None
+    """The fix, where it is one variable."""
 
     @classmethod
     def of_fault(cls, check: str, where: str, fault: Fault) -> Self:

@@ -210,10 +210,12 @@ def _timed(train_step: TrainStep, step: Step, device: torch.device) -> float:
     """The seconds of a step, until the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
     began = time.perf_counter()
     train_step(step)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
     return time.perf_counter() - began
 
 
@@ -228,6 +230,7 @@ def _make_step(job: Job, plan: StepPlan, size: int, *, count: int, syncs: bool) 
     ]
     if syncs:
         micro[-1] = micro[-1]._replace(is_last=True)
+
     return Step(plan, iter(micro))
 
 
@@ -236,5 +239,6 @@ def _batch(job: Job, size: int) -> Any:
     batch = job.loader.preview(size)
     if not isinstance(job.loader, StreamLoader):
         return batch
+
     # A stream's batch is already made, as large as a rank's part of the global batch.
     return pytree.tree_map_only(Tensor, lambda leaf: leaf[:size] if leaf.dim() else leaf, batch)

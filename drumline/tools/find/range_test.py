@@ -118,6 +118,7 @@ def measure_range(
     # its trials would take longer than the test
     if config.train.step in (None, "auto"):
         config = replace(config, train=replace(config.train, step="eager"))
+
     task = task_class(config)
 
     def begin(model: nn.Module) -> None:
@@ -141,6 +142,7 @@ def measure_range(
     own_optimizer = None
     if type(task).optimizer is not Task.optimizer:
         own_optimizer = f"{task_class.__name__}.optimizer()"
+
     return RangeTest(
         [options.rate(step) for step in range(len(losses))],
         losses,
@@ -185,6 +187,7 @@ def diverges(losses: Sequence[float]) -> bool:
     the first."""
     if not math.isfinite(losses[-1]):
         return True
+
     means = [fmean(losses[max(0, step - REACH) : step + 1]) for step in range(len(losses))]
     lowest = min(means)
     return means[-1] > max(means[0], lowest + (DIVERGED - 1) * abs(lowest))

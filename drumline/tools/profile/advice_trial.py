@@ -71,6 +71,7 @@ class ShortRuns:
         # which has more samples a step
         if not self.has_pauses or "train.accumulate" in settings:
             return median(self.batch_size / float(event["samples_per_s"]) for event in timed)
+
         num_steps = int(timed[-1]["step"] - first["step"])
         return float(timed[-1]["time"] - first["time"]) / num_steps
 
@@ -139,6 +140,7 @@ class AdviceTrial:
         }
         if not self.failure:
             document |= {"ratio": self.ratio, "spread": self.spread}
+
         return document
 
 
@@ -160,8 +162,10 @@ def try_advice(
         except RunFailedError as error:
             if number == 0:
                 raise
+
             note(f"{error.what}: the results are of {plural(number, 'round')}")
             break
+
         for trial in (candidate for candidate in trials if candidate.failure is None):
             try:
                 after_s = runs.step_seconds(trial.advice.settings or {})
@@ -181,6 +185,7 @@ def trial_lines(trials: Sequence[AdviceTrial]) -> Iterator[str]:
         if trial.failure is not None:
             yield f"{flags}: {trial.failure}"
             continue
+
         before = median(trial.before_s)
         after = median(trial.after_s)
         low, high = trial.spread
@@ -190,6 +195,7 @@ def trial_lines(trials: Sequence[AdviceTrial]) -> Iterator[str]:
             outcome = "more than predicted"
         elif trial.ratio > longest:
             outcome = "less than predicted"
+
         expected = f"{_change(trial.predicted)} ({_change(shortest)} to {_change(longest)})"
         yield (
             f"{flags}: {latency(before)} -> {latency(after)} a step: {_change(trial.ratio)} ({_change(low)} to "

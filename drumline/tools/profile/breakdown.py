@@ -95,6 +95,7 @@ def matched(
                 parts = [{rank: call} for rank, call in by_rank.items()]
             else:
                 parts = [by_rank]
+
             collectives += [MatchedCollective(kind=kind, by_rank=part) for part in parts]
 
     return collectives

@@ -38,6 +38,7 @@ def host_intervals(trace: RankTrace, num_buckets: int) -> Intervals:
         for call in calls_of(trace, step):
             if call not in buckets:
                 waits.append((call.call, call.end))
+
         if buckets:
             last_ready = ready_instant(trace, step, buckets[-1])
             last_end = max(call.end for call in buckets)
@@ -58,6 +59,7 @@ def ready_instant(trace: RankTrace, step: TraceStep, call: CollectiveCall) -> fl
     kernels that were launched before had ended."""
     if call.host_call is None:
         return call.start
+
     [ready] = _computed_at(trace, step, np.array([call.host_call]))
     return float(ready)
 

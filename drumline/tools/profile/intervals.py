@@ -15,6 +15,7 @@ def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
     out."""
     if not isinstance(pairs, np.ndarray):
         pairs = np.array(list(pairs), dtype=np.float64)
+
     rows = pairs.reshape(-1, 2)
     rows = rows[rows[:, 1] > rows[:, 0]]
     if not len(rows):
@@ -61,6 +62,7 @@ def difference(intervals: Intervals, removed: Intervals) -> Intervals:
     edges = removed.reshape(-1).clip(low, high)
     gaps = np.concatenate([[low], edges, [high]]).reshape(-1, 2)
     is_open = gaps[:, 1] > gaps[:, 0]
+
     return intersection(intervals, gaps[is_open])
 
 

@@ -73,6 +73,7 @@ def costliest(
                 operations=usual_count(operations, steps, by_itself),
                 library_operations=usual_count(operations, steps, by_library),
             )
+
         lines.append(cost)
 
     return costliest_first(lines)
@@ -83,6 +84,7 @@ def _caller_of(stacks: StackSamples, number: int) -> str:
     one cost. Empty: there is none, or it is in the function itself."""
     if not stacks.statements or stacks.phases[stacks.samples[number].phase] != REST:
         return ""
+
     statement = stacks.lines[stacks.statements[number]]
     is_itself = statement.function == line_of(stacks, number).function
     return "" if is_itself or not statement.file else place_of(statement)
@@ -158,6 +160,7 @@ def without_gradient(
             if line.file:
                 yield _cost_of(stacks, costs, samples, place_of(line))
             continue
+
         for number in samples:
             line = line_of(stacks, number)
             if line.file:

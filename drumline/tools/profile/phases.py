@@ -138,9 +138,11 @@ def lines_of_pauses(facts: RankFacts, times: SampleTimes) -> list[LineCost]:
     """Those of evaluations and saves, which are in no step."""
     if not facts.pauses:
         return []
+
     paused_s = times.lasts_s * times.is_in(PAUSES) / facts.num_steps
     own_s = paused_s * is_user_s_own(facts.stacks)
     costs = {"seconds": paused_s, "own_s": own_s, "cpu_s": own_s * times.cpu_shares()}
+
     return costliest(facts.stacks, costs)
 
 
@@ -235,6 +237,7 @@ class SampleTimes:
         is_torch = np.array([line.library == "torch" for line in lines])
         longer_s = idle_s - USUAL_CALL_S * self.operations() / len(self._trace.steps)
         seconds: Seconds = np.maximum(0.0, longer_s) * is_torch * self.is_in(FORWARD_PHASES)
+
         return seconds
 
     def shares_of_backward(self) -> Seconds:
@@ -289,6 +292,7 @@ def pauses_of(facts: RankFacts) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for pause in facts.pauses:
         seconds[pause.reason] += (pause.ended_ns - pause.began_ns) / 1e9 / facts.num_steps
+
     return seconds
 
 
@@ -302,6 +306,7 @@ def collections_of(stacks: StackSamples, seconds: float, num_steps: int) -> Coll
         line = stacks.lines[row.line]
         if line.file:
             lines_ns[line] += row.ended_ns - row.began_ns
+
     costliest_line = max(lines_ns, key=lines_ns.__getitem__, default=None)
 
     return Collections(
@@ -370,6 +375,7 @@ def mean_lines(tables: Sequence[Sequence[LineCost]]) -> tuple[LineCost, ...]:
         sums = {name: sum(getattr(line, name) for line in lines) for name in ADDED}
         values = {name: value / len(tables) for name, value in sums.items()}
         means.append(replace(max(lines, key=lambda line: line.seconds), **values))
+
     return tuple(costliest_first(means))
 
 
@@ -378,5 +384,6 @@ def _mean_cost(costs: Sequence[C | None]) -> C | None:
     costs_of_ranks = [cost for cost in costs if cost is not None]
     if not costs_of_ranks:
         return None
+
     seconds = sum(cost.seconds for cost in costs_of_ranks) / len(costs)
     return replace(max(costs_of_ranks, key=lambda cost: cost.seconds), seconds=seconds)

@@ -110,8 +110,10 @@ def analyse(run: Path, *, network_bytes_per_s: float | None = None) -> ProfileRe
     folder = run / PROFILE_FOLDER
     with merged_trace(folder) as merged:
         facts, traces, missing = read_ranks(folder, merged)
+
     result = result_of(facts, traces, missing, network_bytes_per_s)
     write_profile(run, result)
+
     return result
 
 
@@ -179,6 +181,7 @@ def _read_rank(
     trace = from_events(columns.shifted(shift_s(columns.base_ns)), facts.pauses)
     if first is None:
         ahead_s[facts.host] = 0.0
+
     return with_sources(trace, facts)
 
 
@@ -306,6 +309,7 @@ def reductions_of(facts: RankFacts, num_calls: int) -> int:
     is_single = facts.num_models == 1 and facts.num_optimizers == 1 and facts.num_passes != 1
     if not is_single or num_buckets == 0 or num_calls % num_buckets:
         return 1
+
     return max(1, num_calls // num_buckets)
 
 
@@ -318,6 +322,7 @@ def waits_by_step(steps_by_rank: Mapping[int, Sequence[StepParts]]) -> list[dict
         for step in steps:
             for last_rank, seconds in step.waited_s.items():
                 waits_s[last_rank] += seconds / num_peers
+
         waits.append(waits_s)
 
     return waits
@@ -441,6 +446,7 @@ class MergedRank:
         """Changes the entries. Kernels wait for those that follow them on their stream."""
         if self._rank >= MOST_RANKS_MERGED:
             return
+
         shift_us = EARLY_US + shift_s * 1e6
         written = []
         for entry in entries:

@@ -258,6 +258,7 @@ def counted_steps(
     without_pause = [step for step in steps if step.number not in first_pauses]
     if without_pause:
         return without_pause
+
     # A device may begin a step after that.
     return [
         step._replace(end=max(step.start, min(step.end, first_pauses[step.number])))
@@ -282,7 +283,9 @@ def _device_starts(
         is_in_step = (launched >= low) & (launched < high)
         if not is_in_step.any():
             return host_starts
+
         first_kernels.append(float(kernel_starts[is_in_step].min()))
+
     return first_kernels
 
 
@@ -354,6 +357,7 @@ def _collectives(columns: EventColumns, host: EventColumns) -> list[CollectiveCa
         calls_of_kind: Sequence[Event | None] = calls[kind]
         if len(calls_of_kind) != len(works_of_kind):
             calls_of_kind = [None] * len(works_of_kind)
+
         for call, work in zip(calls_of_kind, works_of_kind, strict=True):
             collectives.append(_joined(kind, call, work, accumulations))
 
@@ -409,4 +413,5 @@ def _syncs(columns: EventColumns) -> list[Event]:
     is_blocking_copy = columns.named(lambda name: name == "cudaMemcpyAsync") & is_long
     is_wait = columns.named(lambda name: name in WAITS)
     is_call = columns.of_kinds({"cuda_runtime"}) & (columns.start < end)
+
     return columns.where(is_call & (is_blocking_copy | is_wait)).events()

@@ -124,6 +124,7 @@ def unpacked(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
                 size += len(part)
                 if size > most:
                     raise ValueError(f"it has more than {most:,} bytes")
+
                 yield part
 
     except EOFError:
@@ -284,6 +285,7 @@ def columns_of(parts: Iterable[TracePart]) -> EventColumns:
             # Operations on the host, which most events are, have none that are read.
             if entry.cat != "cpu_op":
                 details[number] = DETAILS.decode(entry.args)
+
         num_events += len(ranges)
 
     starts_us, lasts_us, labels = np.concatenate(rows).T

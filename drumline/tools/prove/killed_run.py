@@ -62,8 +62,10 @@ class Leg:
         if self.hosts:
             hosts = ",".join(f"{name}:{count}" for name, count in self.hosts)
             words = ["launch", "--no-standby", "--hosts", hosts]
+
         folder = ["--run", str(self.folder)]
         restarts = ["--max-restarts", "0"]
+
         return [sys.executable, "-m", "drumline", *words, *restarts, *self.arguments, *folder]
 
 
@@ -81,6 +83,7 @@ def run_and_kill(leg: Leg, kill: Kill) -> bool:
         in_time = _await(kill, progress, job)
         if job.exit_code:
             raise failed(leg, job.exit_code)
+
         job.kill(progress.pids_of(kill.ranks) if job.exit_code is None else [])
         code = job.wait(END_S)
         if code is None:
@@ -88,6 +91,7 @@ def run_and_kill(leg: Leg, kill: Kill) -> bool:
                 f"{leg.name} did not end within {END_S:.0f} s after rank {kill.ranks[0]} was killed",
                 next_step=f"read {leg.log} and {RunFolder(leg.folder).logs}",
             )
+
         return in_time and code != 0
 
 
@@ -104,6 +108,7 @@ def failed(leg: Leg, code: int) -> RunFailedError:
         next_step=f"{advice}; its full output is in {leg.log}",
     )
     error.exit_code = ExitCode(code) if code in list(ExitCode) else ExitCode.TRAINING_FAILED
+
     return error
 
 
@@ -127,6 +132,7 @@ def _await(kill: Kill, progress: LegProgress, job: JobProcesses) -> bool:
             time.sleep(kill.wait * (last_s if kill.usual_s is None else kill.usual_s))
             is_evaluated = kill.moment == "evaluation" and progress.latest["evaluated"] >= kill.step
             return progress.has_begun(kill) and not is_evaluated
+
         time.sleep(POLL_S)
 
     return False
@@ -195,6 +201,7 @@ class JobProcesses:
         """Its exit code; None when it still runs after that time."""
         with suppress(subprocess.TimeoutExpired):
             return self._root.wait(timeout_s)
+
         return None
 
     def kill(self, pids: Sequence[int]) -> None:

@@ -80,6 +80,7 @@ def too_few_steps(options: ProofOptions, *, first_save: int) -> str | None:
     least = first_save + 1 + options.num_kills
     if options.steps >= least:
         return None
+
     return (
         f"--steps: {options.steps} is too few: the first checkpoint is that of step {first_save}, and each kill needs "
         f"a step of its own after it and before the end; give at least {least}"
@@ -107,6 +108,7 @@ def wrong_settings(layers: Layers, options: ProofOptions) -> Iterator[str]:
     yield from (f"--{path}: {reason}" for path, reason in OWN.items() if path in flags)
     if options.modes and "dist.mode" in flags:
         yield "--dist.mode: --modes sets it for each leg"
+
     if options.is_elastic and "train.exact" in flags and flags["train.exact"].value != "elastic":
         legs = ", ".join(map(str, options.worlds))
         yield f"--train.exact: {flags['train.exact'].value} needs one number of ranks, and the legs have {legs}"
@@ -128,6 +130,7 @@ class ProofSettings:
         by_epochs = "checkpoint.every_epochs" in self.layers.flags.settings
         if not by_epochs and (problem := too_few_steps(self.options, first_save=every)):
             yield problem
+
         shards = self._value("train.shards")
         most = max(self.options.worlds)
         if self.options.is_elastic and most > shards:
@@ -147,6 +150,7 @@ class ProofSettings:
         if BALANCE not in flags and self._value(BALANCE) == "auto":
             # its sizes follow measured times, which differ between runs
             changes[BALANCE] = "off"
+
         return changes
 
     def describe_changes(self) -> str:
@@ -165,7 +169,9 @@ class ProofSettings:
         }
         if self.options.is_elastic:
             settings["train.exact"] = "elastic"
+
         flags = [f"--{path}={flag_text(value)}" for path, value in settings.items()]
+
         return [task, *([f"--config={config_file}"] if config_file else []), *flags]
 
     def _value(self, path: str) -> Any:
@@ -173,6 +179,7 @@ class ProofSettings:
         for layer in self.layers:
             if path in layer.settings:
                 return layer.settings[path].value
+
         return self.defaults.get(path, FIELDS[path].default)
 
 
@@ -201,6 +208,7 @@ def too_early(options: ProofOptions, pattern: RunPattern) -> str | None:
     first = min(pattern["save"])
     if options.kill_steps is not None and options.kill_steps[0] <= first:
         return f"--kill-at: {options.kill_steps[0]} is too early: the first checkpoint is that of step {first}"
+
     return too_few_steps(options, first_save=first)
 
 
@@ -222,15 +230,18 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
         earliest = first_save + 1 + number
         if options.kill_steps is not None:
             step = options.kill_steps[number]
+
         moment = draw.choice(moments) if options.moment is None else options.moment
         rank = draw.randrange(world)
         wait = draw.random()
         if attempt:
             step = max(earliest, first_save + (step - first_save) // 2)
             wait = 0.0
+
         if attempt == MAX_ATTEMPTS - 1:
             step = earliest
             moment = "step"
+
         # In the next save or evaluation from this step on, if that is the moment; if there is none,
         # after the step.
         times = pattern.get(moment, {})
@@ -245,6 +256,7 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
             # the others are done: if one of them is killed, rank 0 still completes the save and the
             # run
             rank = 0
+
         ranks = tuple(range(world)) if options.rank == "all" else (int(options.rank or rank),)
         kills.append(Kill(moment, step, ranks, wait, times.get(step)))
 

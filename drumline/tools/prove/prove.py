@@ -75,6 +75,7 @@ class Proof:
             killed_folder = RunFolder(self.root / "killed").checkpoints / last
             if options.modes:
                 return self._compare_weights(reference, reference_folder, killed_folder)
+
             difference = compare_checkpoints(
                 reference_folder,
                 killed_folder,
@@ -139,6 +140,7 @@ class Proof:
         """A leg in this folder; without a mode of its own, in the first mode."""
         if mode is None and self.options.modes:
             mode = self.options.modes[0]
+
         arguments = (*self.arguments, *([f"--dist.mode={mode}"] if mode else []))
         return Leg(name, arguments, self.root / folder, self.root / f"{log or folder}.log", world)
 
@@ -163,10 +165,12 @@ class Proof:
 
         if self.options.moment == "evaluation" and not pattern["evaluation"]:
             self.show("the job has no evaluation data: it is killed between steps instead")
+
         for attempt in range(MAX_ATTEMPTS):
             legs = self._run_legs(reference, draw_kills(self.options, pattern, attempt=attempt))
             if legs is not None:
                 return legs
+
             shutil.rmtree(self.root / "killed")
 
         raise RunFailedError(
@@ -190,6 +194,7 @@ class Proof:
             folder = RunFolder(leg.folder).trace_file(0).parent
             if folder.exists():  # a folder for each leg
                 folder = folder.rename(folder.with_name(f"trace-leg-{number}"))
+
             trace = read_trace(folder)
             legs.append(trace)
 
@@ -203,6 +208,7 @@ class Proof:
             end = "to the end"
             if kill is not None and is_in_time:
                 end = describe(kill, max(trace.steps, default=trace.from_step))
+
             self.show(f"leg {number}: {ranks}{where}, {end}")
             if differs:
                 break
@@ -219,6 +225,7 @@ class Proof:
                     f"step {step} was never done by all ranks",
                     f"step {step}",
                 )
+
             if step in reference.evaluations and not any(step in leg.evaluations for leg in legs):
                 name = f"the evaluation after step {step}"
                 return RunDifference("evaluation", step, f"{name} was never done", name)
@@ -235,10 +242,12 @@ class Proof:
         a kill."""
         if len(legs) == 1:  # up to its kill this leg is a second run without a kill
             return not_repeatable(difference)
+
         self.show("a difference was found; repeating the run without a kill, to find the cause")
         again = compare(reference, self._run_without_kill("repeated")).difference
         if again is not None:
             return not_repeatable(again)
+
         return lost_in_the_kill(difference, worlds=(reference.world_size, legs[-1].world_size))
 
 
@@ -323,11 +332,13 @@ def read_trace(folder: Path) -> RunTrace:
             if line["kind"] == "step":
                 step = steps.setdefault(line["step"], StepTrace(line["step"], line["epoch"]))
                 _add_rank(step, line)
+
     evaluations = {  # as text, because NaN is not equal to itself
         line["step"]: {name: repr(value) for name, value in line["metrics"].items()}
         for line in ranks[0]
         if line["kind"] == "evaluated"
     }
+
     return RunTrace(
         world_size=start["world_size"],
         from_step=start["step"],
@@ -342,6 +353,7 @@ def _add_rank(step: StepTrace, line: Mapping[str, Any]) -> None:
     step.num_ranks += 1
     if "tensors" in line:
         step.state = TensorHashes(line["tensors"], line["unsaved"])
+
     for batch in line["batches"]:
         positions = range(batch["low"], batch["high"])
         step.rests[batch["low"], batch["high"]] = batch["rest"]
@@ -396,6 +408,7 @@ def compare(reference: RunTrace, attempt: RunTrace) -> Comparison:
             name for expected, actual in reversed(pairs) for name in _unequal(expected, actual)
         )
     )
+
     return Comparison(difference and replace(difference, unsaved=unsaved), unsaved)
 
 
@@ -409,6 +422,7 @@ def compare_restored(reference: RunTrace, legs: Sequence[RunTrace]) -> RunDiffer
         for earlier in before:
             if leg.from_step in earlier.steps:
                 saved = earlier.steps[leg.from_step].state
+
         if saved is not None:
             when = f"as restored from the checkpoint of step {leg.from_step}"
             yield from _tensors(saved.saved, leg.start.saved, leg.from_step, when)
@@ -433,6 +447,7 @@ def _differences(reference: RunTrace, attempt: RunTrace) -> Iterator[RunDifferen
             when = f"as restored from the checkpoint of step {number}"
         else:
             when = "before the first step"
+
         yield from _tensors(expected.saved, actual.saved, number, when)
         yield from _metrics(
             reference.evaluations.get(number), attempt.evaluations.get(number), number
@@ -484,6 +499,7 @@ def _samples(
             if expected_sample.number is not None:
                 name = f"sample {expected_sample.number}"
                 named = f"{name} ({where})"
+
             yield RunDifference("sample", step, f"{named} differs at step {step}", name)
 
     for (low, high), rest in actual.rests.items():
@@ -547,6 +563,7 @@ def compare_checkpoints(
         if expected != actual:
             sentence = f"{name} of the checkpoint of step {step} differs"
             return RunDifference("file", step, sentence, name)
+
     return None
 
 
@@ -556,6 +573,7 @@ def _read_comparable(file: Path) -> bytes | None:
         return None
     if file.name != PROGRESS:
         return file.read_bytes()
+
     progress = json.loads(file.read_bytes())
     return json.dumps([progress["step"], progress["cursor"]]).encode()
 

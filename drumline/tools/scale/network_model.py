@@ -50,7 +50,9 @@ class Link:
             return self.rates[0][1]
         if place == len(self.rates):
             return self.rates[-1][1]
+
         (low, slow), (high, fast) = self.rates[place - 1 : place + 1]
+
         return slow + (fast - slow) * math.log(sent_bytes / low) / math.log(high / low)
 
 
@@ -115,6 +117,7 @@ def _of_rate(name: str, gbit: float, latency_s: float = 0.0) -> Link:
     if gbit < RDMA_GBIT:
         how = f"with TCP; 25 us a hop assumed{added}"
         return _nominal(name, gbit, _TCP, how, 25e-6 + latency_s)
+
     how = f"with RDMA, as NCCL counts it{added}"
     return _nominal(name, gbit, _RDMA, how, latency_s)
 
@@ -125,9 +128,11 @@ def rated_link(text: str) -> Link | None:
     match = _RATE.fullmatch(text)
     if match is None:
         return None
+
     number, unit, delay, delay_unit = match.groups()
     gbit = float(number) * _GBIT[unit]
     latency_s = float(delay) * _SECONDS[delay_unit] if delay else 0.0
+
     return _of_rate(text, gbit, latency_s) if gbit > 0 else None
 
 
@@ -218,9 +223,11 @@ def read_doctor(flag: str, path: Path) -> list[dict[str, float]]:
             measured = [result["numbers"] for result in results if result and result["numbers"]]
         else:
             measured = [collectives]
+
         ranks = [{name: float(numbers[name]) for name in DOCTORS} for numbers in measured]
         if not ranks:
             raise ValueError("it measured no rank")
+
         for numbers in ranks:
             if numbers["world_size"] < 2 or not numbers["all_reduce_gb_per_s"] > 0:
                 raise ValueError("it measured no all_reduce between ranks")
@@ -239,6 +246,7 @@ def link_from_doctor(name: str, numbers: Mapping[str, float], backend: str) -> L
     num_bytes = numbers["all_reduce_bytes"]
     large_s = num_bytes * 2 * (world_size - 1) / world_size / (numbers["all_reduce_gb_per_s"] * 1e9)
     points = [(4.0, numbers["all_reduce_latency_us"] / 1e6), (num_bytes, large_s)]
+
     return link_from_points(name, points, world_size=world_size, backend=backend)
 
 
@@ -248,6 +256,7 @@ def chosen_link(flag: str, name: str, links: Mapping[str, Link], backend: str) -
     path = Path(name)
     if name not in links and path.exists():
         return link_from_doctor(path.name, read_doctor(flag, path)[0], backend)
+
     if name not in links:
         raise UsageError(
             f"{flag}: there is no network {name!r}; {did_you_mean(name, links)}",
@@ -308,6 +317,7 @@ def gloo_ring(network: Network, num_bytes: int, nodes: int, per_node: int) -> Tr
     hops = 2 * (ranks - 1)
     segment_s = chunk / SEGMENTS / min(link.rate(hops * chunk) for link in used)
     hop_s = max(SEGMENTS * segment_s, segment_s + max(link.latency_s for link in used))
+
     return Transfer(alone_s=hops * hop_s, busy_s=hops * SEGMENTS * segment_s)
 
 
@@ -334,6 +344,7 @@ def nccl_transfer(
     latency_s = 0.0
     for num_hops, link in ((inside, network.inside), (between, network.between)):
         latency_s += num_hops * (protocol[link.kind][way] * 1e-6 + link.latency_s)
+
     slowest = min(link.bytes_per_s for link in network.used(nodes, per_node))
     busy_s = moved * num_bytes / (slowest * protocol["bandwidth"][way])
     return Transfer(alone_s=protocol["base"][way] * 1e-6 + latency_s + busy_s, busy_s=busy_s)

@@ -89,6 +89,7 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
         is_same_network = prediction.network == network
         if network is None:
             is_same_network = not is_nominal(prediction.network)
+
         for size in prediction.sizes:
             step = _newest_step(prediction, size, steps)
             if step is None:
@@ -130,6 +131,7 @@ def _newest_step(
     for step in reversed(steps):
         if step.job == job and step.made_at > prediction.made_at and step.step_s > 0:
             return step
+
     return None
 
 

@@ -109,6 +109,7 @@ class StepShape:
         another size."""
         if self.sent_part is None or not self.tensors:
             return self
+
         buckets = tuple(
             replace(bucket, num_bytes=round(bucket.num_bytes * self.sent_part))
             for bucket in planned(self.tensors, megabytes * MIB)
@@ -230,6 +231,7 @@ def _usual_steps(lengths: Sequence[float], unprofiled_s: float) -> list[int]:
         is_stall = lengths[by_length[-1]] > STALL * shorter_s
         if not is_stall or abs(shorter_s - unprofiled_s) >= abs(mean_s - unprofiled_s):
             break
+
         by_length.pop()
 
     return sorted(by_length)
@@ -263,6 +265,7 @@ def _host_s(profile: ProfileResult) -> float:
     times = [seconds for rank in profile.ranks for seconds in rank.host_s]
     if times:
         return fmean(times)
+
     return profile.parts_s.get("host_sync", 0.0) + profile.parts_s.get("gaps", 0.0)
 
 
@@ -271,6 +274,7 @@ def _times(profile: ProfileResult) -> Iterator[float]:
     yield from profile.parts_s.values()
     for bucket in profile.buckets:
         yield bucket.ready_s + (bucket.host_s or 0.0)
+
     for tensor in profile.tensors:
         yield tensor.ready_s + tensor.host_s
 
@@ -280,9 +284,11 @@ def _unprofiled_part(profile: ProfileResult, own_s: float) -> float:
     themselves, also by their communication: what is within this noise was not the profiler."""
     if profile.unprofiled_step_s is None:
         return 1.0
+
     profiler_s = profile.step_s - profile.unprofiled_step_s
     if profiler_s <= 2 * _step_noise_s(profile):
         return 1.0
+
     return max(0.5, 1 - profiler_s / own_s)
 
 
@@ -306,6 +312,7 @@ def _in_order(buckets: Sequence[ReadyGradients]) -> tuple[ReadyGradients, ...]:
             ordered.append(replace(ordered[-1], num_bytes=bucket.num_bytes))
         else:
             ordered.append(bucket)
+
     return tuple(ordered)
 
 
@@ -342,6 +349,7 @@ def _check_buckets(profile: ProfileResult) -> None:
     """Refuses profiles whose communication is not known."""
     if profile.buckets and min(bucket.num_bytes for bucket in profile.buckets) >= 1:
         return
+
     if not profile.buckets and profile.other_collectives:
         raise UsageError(
             f"the profile has {profile.other_collectives:.0f} collectives a step, none of them DDP's "
@@ -405,6 +413,7 @@ def _step_s(shape: StepShape, network: Network, nodes: int, per_node: int, pace:
         bucket.compute_s * pace.compute + bucket.host_s * pace.host for bucket in shape.buckets
     ]
     reduced_s = max(ready[-1], last_end(ready, transfers, network.lanes))
+
     return shape.data_s + others_s + reduced_s + shape.tail_s(pace)
 
 
@@ -420,6 +429,7 @@ def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) 
             if transfers[waiting].busy_s > 0:
                 running[waiting] = transfers[waiting].busy_s
             waiting += 1
+
         rates = _shared({number: transfers[number].rate_alone for number in running})
         ends = {number: now + left / rates[number] for number, left in running.items()}
         starts = [ready[waiting]] if waiting < len(ready) and len(running) < lanes else []
@@ -441,6 +451,7 @@ def _shared(limits: Mapping[int, float]) -> dict[int, float]:
     for transfer in sorted(limits, key=lambda number: limits[number]):
         rates[transfer] = min(limits[transfer], left / (len(limits) - len(rates)))
         left -= rates[transfer]
+
     return rates
 
 
@@ -475,6 +486,7 @@ def predict(
     error = model_error + (wait_part or 0.0)
     if options.accumulate is not None:
         shape = shape.with_accumulation(options.accumulate)
+
     if options.bucket_cap_mb is not None:
         _check_buckets_can_change(shape)
         shape = shape.with_bucket_cap(options.bucket_cap_mb)
@@ -512,6 +524,7 @@ def _cpu_wait_part(profile: ProfileResult) -> float | None:
     crowded = most_crowded(profile)
     if crowded is None:
         return None
+
     if not crowded.part <= MOST_CPU_WAIT:
         raise UsageError(
             f"the profile was taken on a crowded machine: rank {crowded.rank} on {one_line(crowded.host)} waited "
@@ -620,6 +633,7 @@ def _best_bucket(shape: StepShape, typical_s: Callable[[StepShape], float]) -> S
         for candidate, seconds in zip(candidates, times, strict=True)
         if seconds <= min(times) * 1.005
     ]
+
     return min(good, key=lambda candidate: abs(math.log(candidate.bucket_cap_mb / 25.0)))
 
 
@@ -631,6 +645,7 @@ def _best_accumulation(shape: StepShape, typical_s: Callable[[StepShape], float]
             break
         if count > shape.accumulate:
             candidate = shape.with_accumulation(count)
+
     return candidate
 
 

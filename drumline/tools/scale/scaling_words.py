@@ -60,6 +60,7 @@ def prediction_lines(prediction: Prediction) -> Iterator[str]:
     yield f"{prediction.task} on {prediction.device} over {prediction.network} ({prediction.network_source})"
     if options.gpus_per_node > 1:
         yield f"within a node {prediction.inside} ({prediction.inside_source})"
+
     ranks = plural(prediction.profile_ranks, "rank")
     yield f"from {prediction.profile}, {ranks}: a step alone takes {step_text(prediction.alone_s)}"
     if (prediction.cpu_wait_part or 0.0) >= CROWDED:
@@ -112,6 +113,7 @@ def _predicted_row(size: PredictedSize) -> list[str]:
         exposed,
         waiting,
     ]
+
     return [*first, f"{size.goodput:.1%}", samples, cost]
 
 
@@ -138,6 +140,7 @@ def measurement_lines(measurement: Measurement) -> Iterator[str]:
     yield f"{measurement.task} on {measurement.device}"
     if measurement.shares_cores:
         yield "there are fewer cores or GPUs than ranks: ranks share them, so more ranks cannot be faster here"
+
     for scaling, meaning in (
         ("weak", "each rank keeps its batch"),
         ("strong", "all ranks share one batch"),
@@ -166,6 +169,7 @@ def _measured_row(size: MeasuredSize) -> list[str]:
         usual,
     ]
     sizes = [f"{size.ranks:,}", f"{size.nodes:,}", f"{size.batch_size:,}"]
+
     return [*sizes, *times, compute, exposed, step_text(size.hidden_communication_s), waiting]
 
 
@@ -212,6 +216,7 @@ def check_lines(check: PredictionCheck) -> Iterator[str]:
             rows.append(
                 [size.task, size.network, f"{size.nodes:,}", f"{size.ranks:,}", *times, size.run]
             )
+
         yield from table_lines(
             "task,network,nodes,ranks,predicted,(interval),measured,error,run", rows
         )

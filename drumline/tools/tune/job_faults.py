@@ -81,7 +81,8 @@ class CollectiveWait:
     """A rank that waited in a collective until its time-out."""
 
     rank: int | None
-    number: int | None  # of the collective in its group
+    number: int | None
+    """Of the collective in its group."""
     operation: str
     elements: int | None
     limit_s: float
@@ -164,6 +165,7 @@ class CollectiveWaits:
         # Of some ranks the line that names the group may be missing: with only one group it is clear.
         if len(groups) == 2 and "" in groups:
             return {"": list(self._waits.values())}
+
         return groups
 
 
@@ -213,6 +215,7 @@ def _late_ranks(waits: list[CollectiveWait], late_ranks: set[int], work: str) ->
     fix = SAME_WORK if late_ranks or (len(waiting) < 2 and not wait.is_early) else CHECK_PATHS
     finding = Finding("problem", "collective timeout", where, what, fix)
     is_early = is_first or (not late_ranks and wait.is_early)
+
     return WaitExplanation(finding, is_cause=False, is_early=is_early)
 
 
@@ -278,9 +281,12 @@ class TracebackReader:
     """What the tracebacks of one process say beside their exceptions: the program's own frame, and
     which exceptions belong to one chain."""
 
-    frame: str = ""  # the last frame of the program itself
-    is_chained: bool = False  # the next exception follows from the last one
-    _source_column: int | None = None  # of a frame; its source text follows
+    frame: str = ""
+    """The last frame of the program itself."""
+    is_chained: bool = False
+    """The next exception follows from the last one."""
+    _source_column: int | None = None
+    """Of a frame; its source text follows."""
     _is_in_program: bool = False
 
     def read(self, text: str) -> bool:
@@ -386,7 +392,8 @@ class LoggedFault:
     origin: str
     """A key of its process, or where it is, for lines that name no process."""
     moment: LogMoment
-    frame: str  # of the program, for an exception
+    frame: str
+    """Of the program, for an exception."""
     is_info: bool
     """NCCL went on after it."""
     places: list[LinePlace] = field(default_factory=list)
@@ -402,9 +409,11 @@ class PlainFault:
     origin: str
     moment: LogMoment
     is_exception: bool
-    is_warning: bool  # of NCCL
+    is_warning: bool
+    """Of NCCL."""
     places: list[LinePlace]
-    frame: str = ""  # of the program, for an exception
+    frame: str = ""
+    """Of the program, for an exception."""
     num_like_it: int = 1
 
 
@@ -412,11 +421,13 @@ class PlainFault:
 class LogLine:
     text: str
     file: str
-    # of NCCL's warnings, its source file, which is part of some messages
     source: str = ""
-    process: str = ""  # its origin, for lines of NCCL
+    """Of NCCL's warnings, its source file, which is part of some messages."""
+    process: str = ""
+    """Its origin, for lines of NCCL."""
     is_info: bool = False
-    setting: str = ""  # of its process, which some messages show
+    setting: str = ""
+    """Of its process, which some messages show."""
 
     @cached_property
     def rank(self) -> int | None:
@@ -475,6 +486,7 @@ class JobFaults:
             self.first_wait = self.first_wait or self._moment()
             if len(self.wait_places) < MAX_PLACES:
                 self.wait_places.extend(places)
+
             return
 
         if self._read_traceback(line):

@@ -120,8 +120,9 @@ class MessageCatalogue:
     def __init__(self, messages: Iterable[KnownMessage]) -> None:
         self.messages = tuple(messages)
         self._texts = [(text, message) for message in self.messages for text in message.texts]
-        # Most lines of a log have no text of any message: one search shows it, 30 times as fast.
         self._any_text = any_of(text for text, _ in self._texts)
+        """Most lines of a log have no text of any message: one search shows it, 30 times as
+        fast."""
 
     def read(self, line: str, *, is_info: bool = False, setting: str = "") -> ReadMessage | None:
         """`setting`: of the process, which some texts show."""
@@ -166,6 +167,7 @@ def _pattern_of(node: LetterTree) -> str:
     """The pattern of a tree of letters."""
     if END in node:
         return ""
+
     branches = [f"{re.escape(letter)}{_pattern_of(rest)}" for letter, rest in node.items()]
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
@@ -254,6 +256,7 @@ class FaultContext:
         lower_text = text.lower()
         if context_data().any_text.search(lower_text) is None:
             return
+
         for clue in context_data().clue:
             has_text = any(part in lower_text for part in clue.texts)
             if has_text and (clue.pattern is None or clue.pattern.search(text)):

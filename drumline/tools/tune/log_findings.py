@@ -70,7 +70,8 @@ class RankedFinding:
     finding: Finding
     precedence: Precedence
     moment: LogMoment = START
-    comes_first: bool = False  # of those of the same precedence
+    comes_first: bool = False
+    """Of those of the same precedence."""
 
     @property
     def order(self) -> tuple[int, int, bool, LogMoment]:
@@ -94,6 +95,7 @@ def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
 
     if precedences - {"echo"}:
         candidates = [item for item in candidates if item.precedence != "echo"]
+
     if precedences and precedences <= CONSEQUENCES:
         # A time-out names ranks and likely causes, which says more than an error of any program.
         likely = {"warned"} if "symptom" in precedences else {"warned", "unexplained"}
@@ -108,6 +110,7 @@ def _as_likely_cause(item: RankedFinding) -> RankedFinding:
     """A line that is not explained becomes a problem; other findings stay."""
     if item.finding.check != UNEXPLAINED:
         return item
+
     finding = replace(item.finding, level="problem", fix=READ_FIRST)
     return replace(item, finding=finding, precedence="warned")
 
@@ -184,6 +187,7 @@ def _plain_finding(fault: PlainFault, where: str) -> Finding:
     what = fault.text
     if fault.num_like_it > 1:
         what += f" ({fault.num_like_it - 1} more like it)"
+
     if fault.is_exception:
         what = _with_frame(f"the program raised {what}", fault.frame)
         return Finding("problem", "exception", where, what, EXCEPTION_FIRST)
@@ -273,6 +277,7 @@ def log_findings(log: NcclLog) -> list[Finding]:
         _network_findings(log, between_hosts),
         _progress_findings(log),
     )
+
     return in_order(chain.from_iterable(parts))
 
 

@@ -26,20 +26,24 @@ class LoggedProcess:
 
     host: str
     pid: int
-    is_named: bool = True  # False: the lines of a file that name no process
+    is_named: bool = True
+    """False: the lines of a file that name no process."""
     rank: int | None = None
     world_size: int = 0
     network: str = ""
-    interface: str = ""  # the value of NCCL_SOCKET_IFNAME
-    bootstrap: tuple[str, str] = ("", "")  # interface and address by which ranks meet
+    interface: str = ""
+    """The value of NCCL_SOCKET_IFNAME."""
+    bootstrap: tuple[str, str] = ("", "")
+    """Interface and address by which ranks meet."""
     missing_plugin: str = ""
-    # by `Socket/0`: `eth0 10.0.0.1`
     devices: dict[str, str] = field(default_factory=dict)
-    # by pointer
+    """By `Socket/0`: `eth0 10.0.0.1`."""
     communicators: dict[str, LoggedCommunicator] = field(default_factory=dict)
-    is_connected: bool = False  # at least one communicator
-    # NCCL's variables, and the driver
+    """By pointer."""
+    is_connected: bool = False
+    """At least one communicator."""
     settings: dict[str, str] = field(default_factory=dict)
+    """NCCL's variables, and the driver."""
 
     @property
     def is_complete(self) -> bool:
@@ -97,12 +101,15 @@ CHANNEL = re.compile(
 class LoggedLink:
     """How one rank sends to another."""
 
-    transport: str  # `P2P/CUMEM`, `SHM/direct`, `NET/Socket`, `NET/IB/GDRDMA`
-    device: str  # `eth0 10.0.0.1`, `mlx5_0 1/RoCE`; empty: none, or not logged
+    transport: str
+    """`P2P/CUMEM`, `SHM/direct`, `NET/Socket`, `NET/IB/GDRDMA`."""
+    device: str
+    """`eth0 10.0.0.1`, `mlx5_0 1/RoCE`; empty: none, or not logged."""
     source: int
     target: int
     num_channels: int
-    is_global: bool  # whether these are ranks of the largest communicator; else of an unknown one
+    is_global: bool
+    """Whether these are ranks of the largest communicator; else of an unknown one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +126,11 @@ class ChannelGroup:
 
 class LoggedLinks:
     def __init__(self) -> None:
-        self.is_partial = False  # whether some connections were not kept
+        self.is_partial = False
+        """Whether some connections were not kept."""
         self._channels: dict[ChannelGroup, set[tuple[str, str]]] = {}
-        # whether one of its channels has GPUDirect
         self._rdma_hosts: dict[str, bool] = {}
+        """Whether one of its channels has GPUDirect."""
 
     def read_channel(self, process: LoggedProcess, match: re.Match[str]) -> None:
         """`match`: of CHANNEL."""
@@ -131,6 +139,7 @@ class LoggedLinks:
         transport = f"{match['kind']}/{name.split()[0]}" if name else match["kind"]
         if "GDRDMA" in match["options"]:
             transport += "/GDRDMA"
+
         if match["kind"] == "NET" and name != "Socket":
             has_gpu_direct = self._rdma_hosts.get(process.host, False)
             self._rdma_hosts[process.host] = has_gpu_direct or transport.endswith("/GDRDMA")

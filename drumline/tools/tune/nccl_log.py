@@ -112,18 +112,23 @@ class NcclLog:
     """What the lines of one or several logs show."""
 
     def __init__(self) -> None:
-        # By `HOST:PID`, or `FILE:0` for lines that name no process.
         self.processes: dict[str, LoggedProcess] = {}
+        """By `HOST:PID`, or `FILE:0` for lines that name no process."""
         self.connections = LoggedLinks()
         self.routes = LoggedRoutes()
         self.faults = JobFaults()
         self.versions: set[str] = set()
         self.versions_of_errors: set[str] = set()
-        self.num_lines = 0  # of NCCL
-        self.rdma_setting = ""  # what shows that the job is meant to use InfiniBand
-        self._is_cut = False  # whether the middle of a long log was not read
-        self._file = ""  # that is read
-        self._interface = ""  # the last value of NCCL_SOCKET_IFNAME
+        self.num_lines = 0
+        """Of NCCL."""
+        self.rdma_setting = ""
+        """What shows that the job is meant to use InfiniBand."""
+        self._is_cut = False
+        """Whether the middle of a long log was not read."""
+        self._file = ""
+        """That is read."""
+        self._interface = ""
+        """The last value of NCCL_SOCKET_IFNAME."""
 
     def read(self, file: BinaryIO, name: str) -> None:
         """Add a log; `name`: for messages about lines that name no process."""
@@ -133,6 +138,7 @@ class NcclLog:
             text = line.decode(errors="replace")
             if "\x1b" in text:
                 text = COLOURS.sub("", text)
+
             # A progress bar overwrites its line.
             for part in text.split("\r"):
                 self._read_line(part.rstrip())

@@ -40,9 +40,11 @@ class TunedVariable:
     """A variable, for all hosts or for some, and why."""
 
     name: str
-    value: str | None  # None: to unset
+    value: str | None
+    """None: to unset."""
     reason: str
-    hosts: tuple[str, ...] = ()  # as `hostname` prints them; empty: all
+    hosts: tuple[str, ...] = ()
+    """As `hostname` prints them; empty: all."""
 
     def line(self) -> str:
         """A line for a shell."""
@@ -91,6 +93,7 @@ def _variables_of(
             host_names = [hosts[host]["host"] if host in hosts else host for host in needing]
         elif without:
             reason = f"{join_names(needing)}: {reason}"
+
         yield TunedVariable(name=name, value=value, reason=reason, hosts=tuple(host_names))
 
 

@@ -86,4 +86,5 @@ def _broken_rule(name: str, value: str) -> tuple[Level, str] | None:
     for level, rules in RULES.items():
         if what := rules.get(f"{name}={value.upper()}") or rules.get(name):
             return level, what
+
     return None

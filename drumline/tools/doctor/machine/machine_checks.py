@@ -171,6 +171,7 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
     models: dict[str, list[str]] = {}
     for gpu in facts["gpus"]:
         models.setdefault(gpu["name"], []).append(str(gpu["index"]))
+
     if len(models) > 1:
         shown = "; ".join(f"{name}: {join_names(places)}" for name, places in models.items())
         most = max(models.values(), key=len)
@@ -186,6 +187,7 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
         fix = "stop them if they are yours"
         if free:
             fix += f", or export {VISIBLE_GPUS}={free}"
+
         yield Fault("warning", f"already in use: {join_names(map(_use, busy))}", fix)
 
 
@@ -223,6 +225,7 @@ def _shared_memory(facts: Facts) -> Iterator[Fault]:
     if free < needed:
         level = "problem"
         end = f"less than the {memory_size(needed)} needed"
+
     what = (
         f"{SHM} has {memory_size(free)} free of {memory_size(size)}, {end}: "
         "DataLoader workers and NCCL crash there with a bus error"
@@ -367,6 +370,7 @@ def _outer_interface(facts: Facts) -> Facts | None:
         if interface["is_up"] and not is_inner:
             outer: Facts = interface
             return outer
+
     return None
 
 

@@ -129,6 +129,7 @@ def _process_facts() -> Facts:
         None if most == resource.RLIM_INFINITY else most
         for most in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
+
     return {
         "memory": {
             "bytes": total,
@@ -248,6 +249,7 @@ def read_nvidia_smi(gpus: str, processes: str) -> Facts:
         for row in rows
     ]
     driver = min((row["driver_version"] for row in rows), default=None)
+
     return {
         "driver": driver,
         "gpus": listed,

@@ -35,6 +35,7 @@ def machine_rows(facts: Facts) -> list[tuple[str, str]]:
         if "file_system" in disk
         else f": {disk['unreachable']}"
     )
+
     return [
         (
             "host",
@@ -85,6 +86,7 @@ def _interface(interface: Facts, facts: Facts) -> str:
     users = [user for user in ("gloo", "NCCL") if facts[f"{user.lower()}_interface"] == name]
     used = f", {join_names(users)} would use it" if users else ""
     down = "" if interface["is_up"] else ", down"
+
     return f"{name} {interface['address']}, MTU {interface['mtu']}{down}{used}"
 
 
@@ -96,6 +98,7 @@ def _code_and_data(facts: Facts) -> Iterator[tuple[str, str]]:
         num_files = len(code["files"])
         first = "the first " if num_files >= MAX_CODE_FILES else ""
         yield "code", f"{code['folder']}: {first}{num_files:,} files, {code['hash']}"
+
     if data and "files" in data:
         at_least = "" if data["complete"] else " at least"
         yield (

@@ -128,6 +128,7 @@ class NodeClient:
         answer = self._waiting.get(frame.get("id", 0))
         if answer is None or answer.done():
             return  # the request has timed out
+
         if "error" in frame:
             answer.set_exception(NodeRequestError(str(frame["error"])))
         else:
@@ -433,6 +434,7 @@ def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str,
 
         for other_address, port in opened.other_ports.items():
             yield other_address, Target(number, other_address, port)
+
         if opened.rendezvous_port is not None:
             # At the address that the name resolves to there, as for a rank.
             named = survey.edge(source, number).addresses or [address]

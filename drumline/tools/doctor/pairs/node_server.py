@@ -115,10 +115,10 @@ class NodeServer:
         self.source = source
         self.target = target
         self.settings = settings
-        # Over ssh the caller is the user. A caller at a TCP port must not choose which folders are
-        # read, make this host listen at other than its own addresses, or make it connect to its own
-        # ports.
         self.here = here
+        """Over ssh the caller is the user. A caller at a TCP port must not choose which folders are
+        read, make this host listen at other than its own addresses, or make it connect to its own
+        ports."""
         self.ranks = RankProcesses()
         self.listeners: Listeners | None = None
         self._lock = threading.Lock()
@@ -146,6 +146,7 @@ class NodeServer:
                 kind = message.get("kind")
                 if kind == "end":
                     return message
+
                 if kind == "heartbeat":
                     self._send("heartbeat", number=message.get("number"), now=time.time())
                 else:
@@ -233,6 +234,7 @@ class NodeServer:
         allowed = {address for address in addresses if self._is_elsewhere(address)}
         tried = [target for target in targets if target.address in allowed]
         results = dict(zip(tried, probe_all(tried, self._token()), strict=True))
+
         return [results.get(target, {"outcome": Reason.NO_ROUTE}) for target in targets]
 
     def _measure(self, message: Message) -> dict[str, Any]:
@@ -272,6 +274,7 @@ class NodeServer:
         on it."""
         if self.here is None or _is_loopback(self.here):
             return True
+
         try:
             parsed = ipaddress.ip_address(address)
         except ValueError:
@@ -295,6 +298,7 @@ class NodeServer:
     def _token(self) -> bytes:
         if self.listeners is None:
             raise PreflightError("this node does not listen yet")
+
         return self.listeners.token
 
 

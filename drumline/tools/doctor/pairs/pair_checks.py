@@ -53,10 +53,13 @@ def pair_findings(survey: Survey) -> list[Finding]:
 class LinkGroup:
     """Bad links with one cause."""
 
-    host: int  # the one that they lead to, or that all come from
+    host: int
+    """The one that they lead to, or that all come from."""
     pairs: list[Pair]
-    where: str  # `b`, `a -> b` or `a <-> b`
-    phrase: str  # `from every other host`, `from a and c`, `to every other host`, `both ways`
+    where: str
+    """`b`, `a -> b` or `a <-> b`."""
+    phrase: str
+    """`from every other host`, `from a and c`, `to every other host`, `both ways`."""
 
 
 def group_links(
@@ -104,6 +107,7 @@ def _by_end(pairs: Iterable[Pair], end: int) -> dict[int, list[Pair]]:
     ordered: dict[int, list[Pair]] = defaultdict(list)
     for pair in sorted(pairs, key=lambda pair: (pair[end], pair[1 - end])):
         ordered[pair[end]].append(pair)
+
     return ordered
 
 

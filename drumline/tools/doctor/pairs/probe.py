@@ -64,7 +64,8 @@ class Target:
     node: NodeNumber
     address: str
     port: Port
-    large: bool = False  # whether to send a large message too
+    large: bool = False
+    """Whether to send a large message too."""
 
 
 # The open ports of this host
@@ -133,6 +134,7 @@ class Listeners:
 
                 while action == PING:
                     call.sendall(read_exactly(call, PING_BYTES))
+
                 if action == SEND:
                     _receive(call, num_bytes, min(seconds, IDLE_S))
         finally:

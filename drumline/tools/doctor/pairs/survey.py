@@ -20,19 +20,23 @@ OPEN = "open"
 class Edge:
     """The results of one host's tests with another; None: not tried."""
 
-    # What the other's name resolves to; empty when it does not resolve.
     addresses: list[str] | None = None
+    """What the other's name resolves to; empty when it does not resolve."""
     name_error: str | None = None
-    data: str | None = None  # the worst outcome of the high ports
-    # the outcome of the rendezvous port, when the other host has it
+    data: str | None = None
+    """The worst outcome of the high ports."""
     rendezvous: str | None = None
-    others: dict[str, str] | None = None  # outcomes of the other's further addresses
-    received: int | None = None  # how many bytes of a large message arrived
-    # the largest MTU whose packets arrive, when large messages do not
+    """The outcome of the rendezvous port, when the other host has it."""
+    others: dict[str, str] | None = None
+    """Outcomes of the other's further addresses."""
+    received: int | None = None
+    """How many bytes of a large message arrived."""
     passes: int | None = None
+    """The largest MTU whose packets arrive, when large messages do not."""
     latency_s: float | None = None
     bytes_per_s: float | None = None
-    error: str | None = None  # why an open port could not be measured
+    error: str | None = None
+    """Why an open port could not be measured."""
 
     @property
     def has_hole(self) -> bool:
@@ -45,22 +49,28 @@ class Edge:
 
 @dataclass
 class HostRecord:
-    name: str  # the user's name for it
-    called: str  # the name or address by which other hosts look it up
-    absent: str | None = None  # why it does not take part, or no longer does
+    name: str
+    """The user's name for it."""
+    called: str
+    """The name or address by which other hosts look it up."""
+    absent: str | None = None
+    """Why it does not take part, or no longer does."""
     absent_fix: str = ""
     hostname: str = ""
-    address: str | None = None  # the address that others use
+    address: str | None = None
+    """The address that others use."""
     interfaces: list[dict[str, Any]] = field(default_factory=list)
     gloo: dict[str, Any] | None = None
     nccl: dict[str, Any] | None = None
-    # those that name an interface
     variables: dict[str, str] = field(default_factory=dict)
-    clock_s: float | None = None  # how far its clock is ahead of ours
-    # why it could not listen on the rendezvous port
+    """Those that name an interface."""
+    clock_s: float | None = None
+    """How far its clock is ahead of ours."""
     rendezvous_error: str | None = None
+    """Why it could not listen on the rendezvous port."""
     facts: dict[str, Any] | None = None
-    errors: list[str] = field(default_factory=list)  # requests that failed there
+    errors: list[str] = field(default_factory=list)
+    """Requests that failed there."""
 
     def reachable_addresses(self) -> list[str]:
         """The addresses that others might reach; the loopback if there is no other."""

@@ -230,6 +230,7 @@ class RankReport:
             "numbers": self.numbers,
         }
         self._write(json.dumps(result))
+
         return ExitCode.PREFLIGHT_FAILED if is_wrong else ExitCode.SUCCESS
 
     def give_up(self, findings: list[Finding]) -> None:
@@ -343,6 +344,7 @@ def main(argv: Sequence[str]) -> int:
     exit_timer.start()
     ddp.cleanup(broken=code != ExitCode.SUCCESS)
     exit_timer.cancel()
+
     return code
 
 
@@ -509,6 +511,7 @@ def _measure(collectives: Collectives, world_size: int) -> dict[str, float]:
     size = LARGE_ON_GPUS if collectives.device.type == "cuda" else LARGE
     tensor = torch.ones(size, device=collectives.device)
     moved = tensor.nbytes * 2 * (world_size - 1) / world_size
+
     return {
         "world_size": world_size,
         "all_reduce_bytes": tensor.nbytes,

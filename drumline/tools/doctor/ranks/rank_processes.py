@@ -181,6 +181,7 @@ def _outcome(code: int | None, out: str, err: str, limit_s: float) -> RankOutcom
     """The result of a rank, or how its process ended."""
     if (result := read_result(out)) is not None:
         return {"code": code, "result": result}
+
     if code is None:
         error = f"still running after {limit_s:g} s"
     else:
@@ -254,6 +255,7 @@ def collectives_line(outcomes: Sequence[RankOutcome]) -> str:
     is_right = len(results) == len(outcomes) and not any(result["findings"] for result in results)
     state = "all values right" if is_right else "some checks failed"
     parts = [f"{plural(len(outcomes), 'rank')}, {state}", numbers_text(measured(outcomes))]
+
     return f"collectives: {'; '.join(filter(None, parts))}"
 
 
