@@ -1,5 +1,9 @@
 """Checks several hosts, from the start to the findings: over ssh, or without it, with this process
-as node 0; and what differs across them: versions, GPUs, packages, variables, code and data."""
+as node 0; and what differs across them: versions, GPUs, packages, variables, code and data.
+
+problem: c: torch differs across hosts: 2.13.0 on a and b; 2.11.0 on c
+problem: c: the code in /job differs from that on a and b: train.py differs
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,10 @@ ANSWER_MARGIN_S = 10.0
 
 @dataclass(frozen=True)
 class HostDifference:
-    """A fact that is not the same everywhere: each value with its hosts, the most common first."""
+    """A fact that is not the same everywhere: each value with its hosts, the most common first:
+
+    HostDifference('torch', [('2.13.0', ['a', 'b']), ('2.11.0', ['c'])])
+    """
 
     name: str
     groups: list[tuple[str, list[str]]]
@@ -73,6 +80,7 @@ class HostDifference:
 
     @property
     def odd_hosts(self) -> list[str]:
+        """Those that do not have the usual value."""
         return [host for _, hosts in self.groups[1:] for host in hosts]
 
     def text(self) -> str:
@@ -80,13 +88,14 @@ class HostDifference:
         return "; ".join(f"{value} on {join_names(hosts)}" for value, hosts in self.groups)
 
     def finding(self, level: Level, fix: str) -> Finding:
+        """The difference, reported for the hosts that do not have the usual value."""
         what = f"{self.name} differs across hosts: {self.text()}"
         return Finding(level, "differences", join_names(self.odd_hosts), what, fix)
 
 
 def differences(tables: Mapping[str, Mapping[str, str | None]]) -> Iterator[HostDifference]:
-    """`tables`: what each host has, by name. Of two equally common values, the first host's comes
-    first."""
+    """What is not the same everywhere. `tables`: what each host has, by name. Of two equally common
+    values, the first host's comes first."""
     names = dict.fromkeys(name for table in tables.values() for name in table)
     for name in names:
         hosts_of: dict[str, list[str]] = {}
@@ -102,7 +111,7 @@ def differences(tables: Mapping[str, Mapping[str, str | None]]) -> Iterator[Host
 
 
 def _traits(facts: Facts) -> dict[str, str | None]:
-    """What should be the same on all hosts."""
+    """What should be the same on all hosts: `{'Python': '3.12.3', 'torch': '2.13.0', ...}`."""
     gpus = Counter(gpu["name"] for gpu in facts["gpus"])
     chosen = facts["nccl_interface"] if facts["gpus"] else facts["gloo_interface"]
     mtus = {interface["name"]: str(interface["mtu"]) for interface in facts["interfaces"]}
@@ -152,7 +161,10 @@ def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[Finding]:
 
 
 def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """One finding, so that an old environment is one line and not forty."""
+    """One finding, so that an old environment is one line and not forty:
+
+    2 packages differ across hosts: numpy 2.3.1 on a and b; 1.26.4 on c; rich 14.0 on a and b; none on c
+    """
     tables = {host: host_facts["packages"] for host, host_facts in facts.items()}
     different = [
         difference
@@ -166,6 +178,7 @@ def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     hosts = dict.fromkeys(host for difference in different for host in difference.odd_hosts)
     shown = [f"{difference.name} {difference.text()}" for difference in different[:MAX_PACKAGES]]
     num_hidden = len(different) - MAX_PACKAGES
+
     if num_hidden > 0:
         shown.append(f"and {num_hidden} more")
 
@@ -176,7 +189,8 @@ def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[Finding]:
 
 
 def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Those that ranks must agree on are problems."""
+    """Those that ranks must agree on are problems: `NCCL_ALGO differs across hosts: Ring on a; unset
+    on b and c`."""
     variables = {host: host_facts["variables"] for host, host_facts in facts.items()}
     compared = {
         name
@@ -209,9 +223,8 @@ def _compare_folders(facts: Mapping[str, Facts]) -> Iterator[Finding]:
             for host, host_facts in facts.items()
             if "files" in (host_facts.get(name) or {})
         }
-        for difference in differences(
-            {host: {name: folder["hash"]} for host, folder in folders.items()}
-        ):
+        hashes = {host: {name: folder["hash"]} for host, folder in folders.items()}
+        for difference in differences(hashes):
             (_, usual), *odd = difference.groups
             for _, hosts in odd:
                 folder = folders[hosts[0]]
@@ -229,9 +242,12 @@ def _compare_folders(facts: Mapping[str, Facts]) -> Iterator[Finding]:
 
 
 def _changed_files(usual: Facts, odd: Facts) -> Iterator[str]:
+    """`train.py is missing`, `old.py is extra`, `model.py differs`."""
     right = usual["files"]
     here = odd["files"]
-    for name in sorted(right.keys() | here.keys(), key=sort_key):
+    names = right.keys() | here.keys()
+
+    for name in sorted(names, key=sort_key):
         if name not in here:
             yield f"{name} is missing"
         elif name not in right:
@@ -241,6 +257,7 @@ def _changed_files(usual: Facts, odd: Facts) -> Iterator[str]:
 
 
 def _changed_sizes(usual: Facts, odd: Facts) -> Iterator[str]:
+    """`12 files instead of 13`, `1000 bytes instead of 2000`."""
     for name in ("files", "bytes"):
         if usual[name] != odd[name]:
             yield f"{odd[name]} {name} instead of {usual[name]}"
@@ -260,6 +277,8 @@ COMPARED_FOLDERS = {
 
 @dataclass(frozen=True)
 class DoctorOptions:
+    """What is checked on every host."""
+
     settings: HostSettings
     with_collectives: bool = True
     procs: int | None = None
@@ -269,12 +288,15 @@ class DoctorOptions:
 
 @dataclass
 class DoctorResult:
+    """All that a check of several hosts has shown."""
+
     survey: Survey
     findings: list[Finding] = field(default_factory=list)
     collectives: list[RankOutcome] | None = None
 
     @property
     def exit_code(self) -> ExitCode:
+        """Whether the hosts are ready to train."""
         return ExitCode.PREFLIGHT_FAILED if has_problems(self.findings) else ExitCode.SUCCESS
 
 
@@ -287,19 +309,20 @@ async def check_over_ssh(
     python: str,
     progress: Progress,
 ) -> DoctorResult:
-    """From any machine that reaches the hosts by ssh."""
+    """From any machine that reaches the hosts by ssh: the doctor's program is started on each, and ends
+    with the check."""
     survey = Survey([HostRecord(host.name, host.address) for host in hosts], port)
     ssh = [*client, "-o", f"ConnectTimeout={SSH_CONNECT_S}"]
     command = remote_module(NODE_SERVER, python, None)
     cwd = Path.cwd()
     start_times = StartTimes(START_S, MAX_START_S)
-    connections = [
-        HostConnection(
-            host, ssh_words(ssh, host, command, cwd=cwd), START_S, start_times=start_times
-        )
-        for host in hosts
-    ]
-    clients = [NodeClient(connection, python=python) for connection in connections]
+    clients = []
+
+    for host in hosts:
+        words = ssh_words(ssh, host, command, cwd=cwd)
+        connection = HostConnection(host, words, START_S, start_times=start_times)
+        clients.append(NodeClient(connection, python=python))
+
     slots = {number: host.slots for number, host in enumerate(hosts)}
 
     return await _examine(survey, clients, options, slots, progress)
@@ -321,7 +344,8 @@ async def check_as_node_zero(
 
 
 def _joined_host(number: int, rendezvous: DoctorRendezvous) -> HostRecord:
-    """The record of a node, marked absent if it has not joined."""
+    """The record of a node, marked absent if it has not joined: `it did not connect to 10.0.0.4:29500
+    within 60 s`."""
     node = rendezvous.options
     host = HostRecord(f"node {number}", "", address=rendezvous.addresses.get(number))
     if number not in rendezvous.joined:
@@ -375,7 +399,9 @@ async def _examine(
 async def collectives_on_hosts(
     coordinator: Coordinator, procs: Mapping[int, int], backend: Backend
 ) -> list[RankOutcome]:
-    """The outcome of each rank, in the order of ranks; `procs`: how many ranks each host has."""
+    """One process group over all hosts: the outcome of each rank, in the order of ranks.
+
+    `procs`: how many ranks each host has."""
     survey = coordinator.survey
     world_size = sum(procs.values())
     coordinator.progress(f"a process group of {plural(world_size, 'rank')}")
@@ -387,17 +413,16 @@ async def collectives_on_hosts(
     first_rank = 0
 
     for number, num_procs in procs.items():
-        requests[number] = asdict(
-            HostRanks(
-                first_rank,
-                num_procs,
-                world_size,
-                address,
-                survey.rendezvous_port,
-                LIMIT_S,
-                backend,
-            )
+        ranks = HostRanks(
+            first_rank,
+            num_procs,
+            world_size,
+            address,
+            survey.rendezvous_port,
+            LIMIT_S,
+            backend,
         )
+        requests[number] = asdict(ranks)
         first_rank += num_procs
 
     limit_s = LIMIT_S + ANSWER_MARGIN_S

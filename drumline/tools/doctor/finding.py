@@ -65,6 +65,7 @@ class Finding:
         return f"{self.level}: {self.where}: {self.what}"
 
     def as_json(self) -> dict[str, Any]:
+        """For programs: what is not known is left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

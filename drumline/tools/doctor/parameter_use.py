@@ -89,13 +89,18 @@ def use_findings(use: ParameterUse, config: Config, *, task: str) -> list[Findin
 
 
 def _fault(use: ParameterUse, config: Config) -> Fault | None:
-    """None where the settings fit what the batches use."""
+    """What to set instead; None where the settings fit what the batches use:
+
+    batches use different parameters: head_a.weight (unused in 3 of 8); several ranks would wait for ...
+    none of 8 batches uses extra.weight: several ranks would wait for the gradients
+    """
     dist = config.dist
     num = use.num_batches
     never = join_names(use.never)
     finds = dist.find_unused_parameters
     # whose steps are not DDP's
     can_be_static = use.is_static and config.train.exact != "elastic"
+
     if finds and not use.unused:
         what = f"--dist.find_unused_parameters costs time in every step, and each of {num} batches uses all parameters"
         return Fault("note", what, "leave it off, unless other batches or a hook leave some out")

@@ -102,6 +102,7 @@ def search_batch(
     job = build_job(config, task_class(config), ddp, step_kind=config.train.step or "eager")
     on_gpu = ddp.device.type == "cuda"
     trials: list[Trial] = []
+
     try:
         # Weights stay as they are, so that no trial ends in a NaN.
         LearningRates(job.optimizer, config.optim, lambda *_: 0.0).set(0, 1)
@@ -183,6 +184,7 @@ def _try(job: Job, step: TrainStep, plan: StepPlan, size: int) -> Trial:
     count = min(MOST_AT_A_TIME, -(-plan.spans[0].size // size))
     seconds = 0.0
     memory = 0
+
     try:
         for _ in range(2):  # the first one reserves memory and chooses kernels
             seconds = _timed(step, _make_step(job, plan, size, count=count, syncs=False), device)
@@ -203,6 +205,7 @@ def _try(job: Job, step: TrainStep, plan: StepPlan, size: int) -> Trial:
     seconds_of_ranks = [rank_seconds for rank_seconds, _ in measured]
     fits = all(seconds_of_ranks)
     speed = size * count * len(measured) / max(seconds_of_ranks) if fits else 0.0
+
     return Trial(size, fits, speed, max(rank_memory for _, rank_memory in measured))
 
 

@@ -58,7 +58,8 @@ class ShortRuns:
     def step_seconds(self, settings: Mapping[str, str]) -> float:
         """A step with these settings, for as many samples as in the unchanged job: the median of
         the laps, or with evaluations and saves their mean."""
-        lap = min(max(round(LAP_S / self.step_s), LAP_STEPS[0]), LAP_STEPS[-1])
+        steps_of_lap = round(LAP_S / self.step_s)
+        lap = min(max(steps_of_lap, LAP_STEPS[0]), LAP_STEPS[-1])
         length = {
             "train.steps": (1 + LAPS) * lap,
             LOG_EVERY: min(lap, int(settings.get(LOG_EVERY, self.log_every))),
@@ -85,8 +86,10 @@ class ShortRuns:
         name = f"the run with {flags_of(tried) or 'unchanged settings'}"
         # of a `drumline profile` that was killed
         shutil.rmtree(run, ignore_errors=True)
+
         try:
-            run_to_the_end(Leg(name, tuple(self.arguments(settings)), run, log, self.procs))
+            arguments = tuple(self.arguments(settings))
+            run_to_the_end(Leg(name, arguments, run, log, self.procs))
             events = read_events(RunFolder(run).event_file(0))
             return [event for event in events if event["kind"] == "train"]
         finally:
@@ -124,7 +127,8 @@ class AdviceTrial:
     @property
     def spread(self) -> tuple[float, float]:
         """The smallest and the largest ratio of two runs, one after the other."""
-        ratios = [after / before for before, after in zip(self.before_s, self.after_s, strict=True)]
+        pairs = zip(self.before_s, self.after_s, strict=True)
+        ratios = [after / before for before, after in pairs]
         return min(ratios), max(ratios)
 
     def document(self) -> dict[str, Any]:
@@ -151,9 +155,10 @@ def try_advice(
     note: Callable[[str], None],
     rounds: int = ROUNDS,
 ) -> list[AdviceTrial]:
-    """Run each change that a setting makes: in each round the unchanged job first, then each
-    changed one. When the unchanged job fails after the first round, the results of the rounds
-    before remain."""
+    """Run each change that a setting makes, and what each brought.
+
+    In each round the unchanged job is first, then each changed one. When the unchanged job fails
+    after the first round, the results of the rounds before remain."""
     trials = [AdviceTrial(advice=advice) for advice in proposals if advice.settings]
     for number in range(rounds if trials else 0):
         note(f"round {number + 1} of {rounds}: {plural(1 + len(trials), 'short run')}")
@@ -179,7 +184,11 @@ def try_advice(
 
 
 def trial_lines(trials: Sequence[AdviceTrial]) -> Iterator[str]:
-    """What each change brought, in a line."""
+    """What each change brought, in a line:
+
+    --data.workers 4: 41 ms -> 26 ms a step: -37% (-39% to -35% in 3 runs); predicted -40%
+    (-50% to -30%): as predicted
+    """
     for trial in trials:
         flags = flags_of(trial.advice.settings or {})
         if trial.failure is not None:
@@ -191,6 +200,7 @@ def trial_lines(trials: Sequence[AdviceTrial]) -> Iterator[str]:
         low, high = trial.spread
         shortest, longest = trial.band
         outcome = "as predicted"
+
         if trial.ratio < shortest:
             outcome = "more than predicted"
         elif trial.ratio > longest:

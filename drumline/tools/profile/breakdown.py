@@ -2,7 +2,9 @@
 each rank's steps.
 
 Every instant of a step belongs to exactly one part (`profile_result.PARTS`), so the parts add up to
-the step.
+the step:
+
+    compute 61 ms, waiting for rank 3 20 ms, exposed communication 12 ms, data 5 ms, gaps 2 ms
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 
 from drumline.tools.profile.intervals import (
@@ -80,21 +83,22 @@ class StepParts:
 def matched(
     traces: Mapping[int, RankTrace], *, clock_error_s: float = math.inf
 ) -> list[MatchedCollective]:
-    """The n-th collective of a kind on one rank is the n-th on all. Each stays alone where that
-    cannot be, as in process groups that the trace does not name: ranks have different numbers of
-    them, or one rank left before another joined."""
-    by_kind: dict[str, dict[int, list[CollectiveCall]]] = defaultdict(lambda: defaultdict(list))
+    """The collectives of all ranks: the n-th of a kind on one rank is the n-th on all.
+
+    Each stays alone where that cannot be, as in process groups that the trace does not name: ranks
+    have different numbers of them, or one rank left before another joined."""
+    by_kind: dict[str, dict[int, list[CollectiveCall]]] = {}
     for rank, trace in traces.items():
         for call in trace.collectives:
-            by_kind[call.kind][rank].append(call)
+            calls_by_rank = by_kind.setdefault(call.kind, {})
+            calls_by_rank.setdefault(rank, []).append(call)
 
     collectives = []
     for kind, calls_by_rank in by_kind.items():
         for by_rank in _aligned(calls_by_rank):
+            parts = [by_rank]
             if kind.startswith(LEFT_TOGETHER) and not _is_possible(by_rank, clock_error_s):
                 parts = [{rank: call} for rank, call in by_rank.items()]
-            else:
-                parts = [by_rank]
 
             collectives += [MatchedCollective(kind=kind, by_rank=part) for part in parts]
 
@@ -123,16 +127,20 @@ def clock_difference(trace: RankTrace, reference: RankTrace) -> float:
     """How far the clock of one rank's host is ahead of the other's: the median of the differences
     between the ends of collectives, which all ranks leave together; 0 if they have none."""
     base_s = (trace.base_ns - reference.base_ns) / 1e9
-    differences_s = [
-        pair.by_rank[0].end - pair.by_rank[1].end + base_s
-        for pair in matched({0: trace, 1: reference})
-        if len(pair.by_rank) == 2 and pair.kind.startswith(LEFT_TOGETHER)
-    ]
+    differences_s = []
+    for pair in matched({0: trace, 1: reference}):
+        if len(pair.by_rank) == 2 and pair.kind.startswith(LEFT_TOGETHER):
+            difference_s = pair.by_rank[0].end - pair.by_rank[1].end + base_s
+            differences_s.append(difference_s)
+
     return median(differences_s) if differences_s else 0.0
 
 
 def divided(whole: Intervals, claims: Mapping[str, Intervals], rest: str) -> dict[str, Intervals]:
-    """The whole in parts: each instant belongs to the first claim that has it, or to the rest."""
+    """The whole in parts: each instant belongs to the first claim that has it, or to the rest.
+
+    A step from 0 to 9 with the claims compute, `[[0, 6]]`, and data, `[[5, 7]]`, is 6 of compute, 1
+    of data and 2 of the rest."""
     parts = {}
     for name, claim in claims.items():
         parts[name] = intersection(whole, claim)
@@ -158,7 +166,8 @@ def waits_of(
 
 def waiting_of(rank: int, collectives: Sequence[MatchedCollective]) -> Intervals:
     """When this rank waited for any other."""
-    return union(wait for waits in waits_of(rank, collectives).values() for wait in waits)
+    waits_by_rank = waits_of(rank, collectives)
+    return union(chain.from_iterable(waits_by_rank.values()))
 
 
 def divide_steps(
@@ -168,6 +177,7 @@ def divide_steps(
 ) -> list[StepParts]:
     """The steps of one rank. `trace` and `collectives` are by one clock."""
     calls = [collective.by_rank[rank] for collective in collectives if rank in collective.by_rank]
+    other_calls = [call for call in calls if not call.is_bucket]
     communication = open_times(calls)
     claims = {
         "compute": trace.compute,
@@ -178,7 +188,6 @@ def divide_steps(
     }
     parts = divided(spans(trace.steps), claims, "gaps")
     hidden = intersection(communication, trace.compute)
-    other_calls = [call for call in calls if not call.is_bucket]
     other_collectives = open_times(other_calls)
     idle_waits = {
         last_rank: difference(union(waits), trace.compute)

@@ -1,13 +1,17 @@
 """When the gradients of a step are ready to be reduced: DDP's buckets and the tensors in them, and
-what kept a rank from its work until then, from the traces of all ranks."""
+what kept a rank from its work until then, from the traces of all ranks.
+
+On this the prediction of other numbers of ranks (tools/scale/) is built: a bucket is ready after so
+many seconds of computing and so many of the host, whatever the network then does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, mode
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from drumline.base.text import MIB
 from drumline.report.profile.bucket_plan import FIRST_BYTES, filled
@@ -16,6 +20,8 @@ from drumline.runs.profile_result import Bucket, GradientTensor, sent_part
 from drumline.tools.profile.breakdown import MatchedCollective
 from drumline.tools.profile.intervals import (
     Intervals,
+    Mask,
+    Numbers,
     clipped,
     difference,
     length,
@@ -23,8 +29,6 @@ from drumline.tools.profile.intervals import (
     union,
 )
 from drumline.tools.profile.rank_trace import CollectiveCall, RankTrace, TraceStep, spans
-
-Seconds = NDArray[np.float64]
 
 # The host
 
@@ -64,18 +68,20 @@ def ready_instant(trace: RankTrace, step: TraceStep, call: CollectiveCall) -> fl
     return float(ready)
 
 
-def _computed_at(trace: RankTrace, step: TraceStep, host_times: Seconds) -> Seconds:
-    """When what the host had launched at each of these times in a step was computed."""
+def _computed_at(trace: RankTrace, step: TraceStep, host_times: Numbers) -> Numbers:
+    """When what the host had launched at each of these times in a step was computed: on the CPU at
+    once, on a device when the kernels that were launched until then have ended."""
     if not trace.is_device:
         return host_times
 
     kernels = trace.launches[_is_in_step(trace.launches[:, 1], step)]
-    launches, _, ends = kernels[np.argsort(kernels[:, 0])].T
+    by_launch = np.argsort(kernels[:, 0])
+    launches, _, ends = kernels[by_launch].T
 
     # The n-th: when the first n kernels that were launched have ended.
     computed = np.maximum.accumulate([step.start, *ends])
     num_launched = np.searchsorted(launches, host_times)
-    until: Seconds = computed[num_launched]
+    until: Numbers = computed[num_launched]
     return until
 
 
@@ -88,17 +94,16 @@ def buckets_of(
     collectives: Sequence[MatchedCollective],
     hosts: Mapping[int, Intervals],
 ) -> list[Bucket]:
-    """The n-th all-reduce of gradients in each step that has as many of them as most. `hosts`: the
-    `host_intervals` of each rank."""
+    """The n-th all-reduce of gradients in each step that has as many of them as most.
+
+    `hosts`: the `host_intervals` of each rank."""
     steps: list[list[Bucket]] = []
     for rank, trace in traces.items():
-        reduce_s = {
-            collective.by_rank[rank]: collective.reduce_s
-            for collective in collectives
-            if rank in collective.by_rank
-        }
+        of_rank = [collective for collective in collectives if rank in collective.by_rank]
+        reduce_s = {collective.by_rank[rank]: collective.reduce_s for collective in of_rank}
         part = sent_part(facts[rank].job.settings) or 0.0
         sizes = [round(size * part) for size in facts[rank].bucket_bytes]
+
         for step in trace.steps:
             steps.append(_step_buckets(trace, step, sizes, reduce_s, hosts[rank]))
 
@@ -114,8 +119,9 @@ def _step_buckets(
     reduce_s: Mapping[CollectiveCall, float],
     host: Intervals,
 ) -> list[Bucket]:
-    """The buckets of one step of one rank. `sizes`: their bytes, where the trace does not have
-    them."""
+    """The buckets of one step of one rank.
+
+    `sizes`: their bytes, where the trace does not have them; `reduce_s`: of each all-reduce."""
     calls = bucket_calls(trace, step, len(sizes))
     if len(sizes) != len(calls):
         sizes = [0] * len(calls)
@@ -140,9 +146,12 @@ def _step_buckets(
 
 def _mean_bucket(buckets: Sequence[Bucket]) -> Bucket:
     """The same bucket in all steps of all ranks, as means."""
-    times = ("ready_s", "backward_s", "host_s", "reduce_s")
-    means = {name: fmean(getattr(bucket, name) for bucket in buckets) for name in times}
-    return Bucket(num_bytes=round(fmean(bucket.num_bytes for bucket in buckets)), **means)
+    names = ("num_bytes", "ready_s", "backward_s", "host_s", "reduce_s")
+    means: dict[str, Any] = {}
+    for name in names:
+        means[name] = fmean(getattr(bucket, name) for bucket in buckets)
+
+    return Bucket(**{**means, "num_bytes": round(means["num_bytes"])})
 
 
 def bucket_calls(trace: RankTrace, step: TraceStep, num_buckets: int) -> list[CollectiveCall]:
@@ -152,9 +161,8 @@ def bucket_calls(trace: RankTrace, step: TraceStep, num_buckets: int) -> list[Co
     if buckets := [call for call in calls if call.is_bucket]:
         return buckets
 
-    of_graph = [
-        call for call in calls if call.host_call is None and call.kind.startswith("allreduce")
-    ]
+    reductions = [call for call in calls if call.kind.startswith("allreduce")]
+    of_graph = [call for call in reductions if call.host_call is None]
     return of_graph if len(of_graph) == num_buckets else []
 
 
@@ -171,11 +179,14 @@ def _before_backward_s(trace: RankTrace, step: TraceStep, calls: Sequence[Collec
 
     starts, ends = trace.backward.T
     starts = starts[(ends > last_load) & (starts <= first_call)]
-    begin = _computed_at(trace, step, starts[:1])
-    return length(clipped(trace.compute, step.start, begin[0])) if len(begin) else 0.0
+    if not len(starts):
+        return 0.0
+
+    [begin] = _computed_at(trace, step, starts[:1])
+    return length(clipped(trace.compute, step.start, begin))
 
 
-def _is_in_step(times: Seconds, step: TraceStep) -> NDArray[np.bool_]:
+def _is_in_step(times: Numbers, step: TraceStep) -> Mask:
     """Which of these times are in a step."""
     return (times >= step.start) & (times < step.end)
 
@@ -204,14 +215,20 @@ def tensors_of(
                 steps.append(times)
 
     means = np.mean(steps, axis=0) if steps else _between(sizes, buckets)
-    return [
-        GradientTensor(num_bytes=size, ready_s=ready_s, backward_s=backward_s, host_s=host_s)
-        for size, (ready_s, backward_s, host_s) in zip(sizes, means.tolist(), strict=True)
-    ]
+    tensors = []
+    for size, times_of_tensor in zip(sizes, means.tolist(), strict=True):
+        ready_s, backward_s, host_s = times_of_tensor
+        tensor = GradientTensor(
+            num_bytes=size, ready_s=ready_s, backward_s=backward_s, host_s=host_s
+        )
+        tensors.append(tensor)
+
+    return tensors
 
 
 def _are_buckets_of(facts: RankFacts) -> bool:
-    """Whether these tensors fill the buckets of DDP, whose first is smaller by default."""
+    """Whether these tensors, in their order, fill the buckets that DDP made, whose first is smaller
+    by default."""
     sizes = facts.tensor_bytes
     if not sizes:
         return False
@@ -226,7 +243,7 @@ def _are_buckets_of(facts: RankFacts) -> bool:
     return False
 
 
-def _tensor_times(trace: RankTrace, step: TraceStep, num_tensors: int, host: Intervals) -> Seconds:
+def _tensor_times(trace: RankTrace, step: TraceStep, num_tensors: int, host: Intervals) -> Numbers:
     """The last backward pass, with a gradient in a row: its `ready_s`, `backward_s` and `host_s`; empty
     where the trace does not have it, as in a CUDA graph."""
     times = trace.gradients[_is_in_step(trace.gradients, step)]
@@ -238,16 +255,19 @@ def _tensor_times(trace: RankTrace, step: TraceStep, num_tensors: int, host: Int
     ready_s = _since(step.start, trace.compute, ready)
     backward_s = np.maximum(0.0, ready_s - _before_backward_s(trace, step, calls))
     host_s = _since(step.start, host, ready)
+
     return np.stack([ready_s, backward_s, host_s], axis=1)
 
 
-def _since(start: float, intervals: Intervals, times: Seconds) -> Seconds:
+def _since(start: float, intervals: Intervals, times: Numbers) -> Numbers:
     """How much of the set is between the start and each of these times."""
     return length_until(intervals, times) - length_until(intervals, np.array([start]))
 
 
-def _between(sizes: Sequence[int], buckets: Sequence[Bucket]) -> Seconds:
-    """The same where tensors were not timed: in proportion to their bytes, between their buckets."""
+def _between(sizes: Sequence[int], buckets: Sequence[Bucket]) -> Numbers:
+    """The same where tensors were not timed: in proportion to their bytes, between their buckets.
+    A tensor that ends at half of the bytes of a bucket is ready halfway between that bucket and the
+    one before."""
     tensor_ends = np.cumsum(sizes)
     sent = np.cumsum([0, *(bucket.num_bytes for bucket in buckets)])
     # Fewer bytes are sent where they are rounded.
@@ -257,4 +277,6 @@ def _between(sizes: Sequence[int], buckets: Sequence[Bucket]) -> Seconds:
     rows = [(first.ready_s - first.backward_s, 0.0, first.host_s)]
     rows += [(bucket.ready_s, bucket.backward_s, bucket.host_s) for bucket in buckets]
     columns = np.array(rows, dtype=np.float64).T
-    return np.stack([np.interp(tensor_ends, bucket_ends, column) for column in columns], axis=1)
+    times = [np.interp(tensor_ends, bucket_ends, column) for column in columns]
+
+    return np.stack(times, axis=1)

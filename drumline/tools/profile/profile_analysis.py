@@ -1,5 +1,9 @@
 """From the traces of a profile to its result: reads RUN/profile, and writes profile.json and the
-merged trace: one of all ranks by one clock, for https://ui.perfetto.dev."""
+merged trace: one of all ranks by one clock, for https://ui.perfetto.dev.
+
+Each rank's trace is read part by part (trace_file.py), cut down to what counts (rank_trace.py), and
+compared with the others' (breakdown.py); phases and lines are from samples of its stack (phases.py).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -24,6 +28,7 @@ from drumline.runs.profile_files import (
     MERGED_FILE,
     MOST_RANKS_MERGED,
     PROFILE_FOLDER,
+    ProcessUse,
     RankFacts,
     facts_path,
     read_facts,
@@ -121,7 +126,7 @@ def read_ranks(
     folder: Path, merged: MergedTrace
 ) -> tuple[dict[int, RankFacts], dict[int, RankTrace], dict[int, str]]:
     """The facts and traces that can be read, by one clock, which are also merged; and for each
-    other rank, why its own cannot."""
+    other rank, why its own cannot: `{3: 'it is incomplete'}`."""
     facts: dict[int, RankFacts] = {}
     traces: dict[int, RankTrace] = {}
     missing: dict[int, str] = {}
@@ -137,20 +142,21 @@ def read_ranks(
             facts[rank] = read_facts(folder, rank)
             world_size = max(world_size, facts[rank].world_size)
             first = next(iter(traces.values()), None)
+
             with closing(MergedRank(merged, rank, facts[rank].host)) as merged_rank:
                 path = trace_path(folder, rank)
                 traces[rank] = _read_rank(path, facts[rank], first, ahead_s, merged_rank)
         except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             missing[rank] = one_line(error)
 
-    if not traces:
-        reasons = [f"rank {rank}: {reason}" for rank, reason in missing.items()]
-        raise UsageError(
-            f"{folder} has no trace that can be read ({'; '.join(reasons[:4])})",
-            next_step="profile the job again",
-        )
+    if traces:
+        return {rank: facts[rank] for rank in traces}, traces, missing
 
-    return {rank: facts[rank] for rank in traces}, traces, missing
+    reasons = [f"rank {rank}: {reason}" for rank, reason in missing.items()]
+    raise UsageError(
+        f"{folder} has no trace that can be read ({'; '.join(reasons[:4])})",
+        next_step="profile the job again",
+    )
 
 
 def _read_rank(
@@ -160,10 +166,12 @@ def _read_rank(
     ahead_s: dict[str, float],
     merged: MergedRank,
 ) -> RankTrace:
-    """A trace by the clock of the first one. `ahead_s`: by how much each host's clock is ahead of
-    that."""
+    """A trace by the clock of the first one, which is merged meanwhile.
+
+    `ahead_s`: by how much each host's clock is ahead of that."""
     if first is not None and facts.host not in ahead_s:
-        ahead_s[facts.host] = clock_difference(from_events(columns_of(read_parts(path))), first)
+        trace = from_events(columns_of(read_parts(path)))
+        ahead_s[facts.host] = clock_difference(trace, first)
 
     def shift_s(base_ns: int) -> float:
         """What to add to times that are relative to this instant."""
@@ -191,16 +199,17 @@ def result_of(
     missing: Mapping[int, str],
     network_bytes_per_s: float | None,
 ) -> ProfileResult:
-    """`traces` are by one clock."""
+    """What the ranks show together. `traces` are by one clock."""
     collectives = matched(traces, clock_error_s=CLOCK_ERROR_S)
-    steps = {rank: divide_steps(rank, trace, collectives) for rank, trace in traces.items()}
-    phases = {
-        rank: phases_of_rank(facts[rank], trace, waiting_of(rank, collectives))
-        for rank, trace in traces.items()
-    }
-    hosts = {
-        rank: host_intervals(trace, len(facts[rank].bucket_bytes)) for rank, trace in traces.items()
-    }
+    steps: dict[int, Sequence[StepParts]] = {}
+    phases: dict[int, RankPhases] = {}
+    hosts: dict[int, Intervals] = {}
+
+    for rank, trace in traces.items():
+        steps[rank] = divide_steps(rank, trace, collectives)
+        phases[rank] = phases_of_rank(facts[rank], trace, waiting_of(rank, collectives))
+        hosts[rank] = host_intervals(trace, len(facts[rank].bucket_bytes))
+
     ranks = _rank_steps(facts, steps, phases, hosts)
     buckets = buckets_of(facts, traces, collectives, hosts)
 
@@ -237,13 +246,15 @@ def result_of(
         unprofiled_step_s=mean_known(rank_facts.unprofiled_step_s for rank_facts in all_facts),
         cores_per_rank=cores_per_rank(facts),
         loading_cores=first.loading_cores if loads_itself else None,
-        process=max(
-            filter(None, (rank_facts.process for rank_facts in all_facts)),
-            key=lambda use: use.cores + use.waiting,
-            default=None,
-        ),
+        process=_busiest_process(all_facts),
         missing_ranks={str(rank): reason for rank, reason in missing.items()},
     )
+
+
+def _busiest_process(facts: Sequence[RankFacts]) -> ProcessUse | None:
+    """Of all ranks, the process that used or waited for most cores; None: not recorded."""
+    uses = [rank_facts.process for rank_facts in facts if rank_facts.process]
+    return max(uses, key=lambda use: use.cores + use.waiting, default=None)
 
 
 def cores_per_rank(facts: Mapping[int, RankFacts]) -> float | None:
@@ -255,13 +266,13 @@ def cores_per_rank(facts: Mapping[int, RankFacts]) -> float | None:
 
 
 def other_kinds(traces: Sequence[RankTrace]) -> dict[str, float]:
-    """How many collectives of each kind a step has that reduce no bucket of gradients."""
+    """How many collectives of each kind a step has that reduce no bucket of gradients:
+    `{'allgather': 2.0, 'broadcast': 0.1}`."""
     counts: Counter[str] = Counter()
     for trace in traces:
         for step in trace.steps:
-            calls = calls_of(trace, step)
-            kinds = (call.kind.partition(":")[0] for call in calls if not call.is_bucket)
-            counts.update(kinds)
+            other_calls = [call for call in calls_of(trace, step) if not call.is_bucket]
+            counts.update(call.kind.partition(":")[0] for call in other_calls)
 
     num_steps = sum(len(trace.steps) for trace in traces)
     return {kind: count / num_steps for kind, count in counts.items()}
@@ -275,8 +286,10 @@ def _rank_steps(
 ) -> list[RankSteps]:
     """Lengths of the steps of each rank, and means over them."""
     waits = waits_by_step(steps_by_rank)
-    critical = [max(waits_s, key=waits_s.__getitem__) for waits_s in waits if any(waits_s.values())]
+    steps_with_wait = [waits_s for waits_s in waits if any(waits_s.values())]
+    critical = [max(waits_s, key=waits_s.__getitem__) for waits_s in steps_with_wait]
     ranks = []
+
     for rank, steps in steps_by_rank.items():
         ranges = [step.step for step in steps]
         host = hosts[rank]
@@ -306,15 +319,17 @@ def reductions_of(facts: RankFacts, num_calls: int) -> int:
     optimizers, as of a GAN, a pass may belong to another optimizer, and is no micro-batch; with one
     pass, what is reduced besides is which parameters were used."""
     num_buckets = len(facts.bucket_bytes)
-    is_single = facts.num_models == 1 and facts.num_optimizers == 1 and facts.num_passes != 1
-    if not is_single or num_buckets == 0 or num_calls % num_buckets:
+    is_single = facts.num_models == 1 and facts.num_optimizers == 1
+    has_micro_batches = is_single and facts.num_passes != 1
+    if not has_micro_batches or num_buckets == 0 or num_calls % num_buckets:
         return 1
 
     return max(1, num_calls // num_buckets)
 
 
 def waits_by_step(steps_by_rank: Mapping[int, Sequence[StepParts]]) -> list[dict[int, float]]:
-    """For each step, how long the other ranks waited for each rank, on average over them."""
+    """For each step, how long the other ranks waited for each rank, on average over them:
+    `[{0: 0.0, 1: 0.02}, ...]`, where rank 0 waited 20 ms for rank 1 in the first step."""
     num_peers = max(1, len(steps_by_rank) - 1)
     waits = []
     for steps in zip(*steps_by_rank.values(), strict=False):
@@ -333,25 +348,19 @@ def waits_by_step(steps_by_rank: Mapping[int, Sequence[StepParts]]) -> list[dict
 
 def top_kernels(traces: Sequence[RankTrace]) -> list[Kernel]:
     """Means over steps and ranks, the longest first."""
-    rows = (
-        (operation.name, operation.seconds, operation.calls)
-        for trace in traces
-        for operation in trace.operations
-    )
+    operations = chain.from_iterable(trace.operations for trace in traces)
+    kernels = []
+    for name, seconds, calls in _per_step(operations, traces):
+        is_layer = LAYERS.search(name) is not None
+        kernels.append(Kernel(name=name, seconds=seconds, calls=calls, is_layer=is_layer))
 
-    return [
-        Kernel(name=name, seconds=seconds, calls=calls, is_layer=LAYERS.search(name) is not None)
-        for name, seconds, calls in _per_step(rows, traces)
-    ]
+    return kernels
 
 
 def host_syncs(traces: Sequence[RankTrace]) -> list[HostSync]:
     """Calls that wait for the device, by their line: means over steps and ranks, the longest first."""
-    rows = (
-        ((event.details.source, event.name), event.end - event.start, 1)
-        for trace in traces
-        for event in trace.syncs
-    )
+    events = chain.from_iterable(trace.syncs for trace in traces)
+    rows = (((event.details.source, event.name), event.end - event.start, 1) for event in events)
 
     return [
         HostSync(source=source, call=call, seconds=seconds, calls=calls)
@@ -377,10 +386,12 @@ def _per_step(
 def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
     """The trace, with the source line of each host sync. torch reports a line just after the call,
     so that it is of the last sync before it, and of the copy that this one waits for."""
-    waits = [event for event in trace.syncs if event.name not in ALLOCATIONS]  # torch reports none
+    # torch reports no allocations
+    waits = [event for event in trace.syncs if event.name not in ALLOCATIONS]
     syncs = sorted(waits, key=lambda event: event.end)
     sources: dict[Event, str] = {}
     num_done = 0
+
     for reported_ns, source in sorted(facts.sync_lines):
         reported = (reported_ns - trace.base_ns) / 1e9
         last = bisect_right(syncs, reported, key=lambda event: event.end) - 1
@@ -403,7 +414,7 @@ def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
 
 @contextmanager
 def merged_trace(folder: Path) -> Iterator[MergedTrace]:
-    """Write it beside the traces of the ranks."""
+    """Write it beside the traces of the ranks: opened here, filled by each rank, closed at the end."""
     with (
         replacing(folder / MERGED_FILE) as file,
         gzip.open(file, "wb", compresslevel=1) as packed,
@@ -414,7 +425,7 @@ def merged_trace(folder: Path) -> Iterator[MergedTrace]:
 
 
 class MergedTrace:
-    """The entries of a document."""
+    """The entries of a document, written as they come."""
 
     def __init__(self, file: gzip.GzipFile) -> None:
         self._file = file
@@ -451,17 +462,13 @@ class MergedRank:
         written = []
         for entry in entries:
             process = entry.pid
-            if not isinstance(process, int):
+            is_event = entry.ph != "M"
+            is_merged = entry.ts is not None if is_event else entry.name == "thread_name"
+            if not isinstance(process, int) or not is_merged:
                 continue
 
-            if entry.ph == "M":
-                if entry.name != "thread_name":
-                    continue
-            elif entry.ts is None:
-                continue
-            else:
+            if is_event and entry.ts is not None:
                 entry.ts += shift_us
-
             entry.pid = self._numbers.get(process) or self._new_number(process)
             if isinstance(entry.id, int):
                 entry.id += self._rank << 40
@@ -491,8 +498,10 @@ class MergedRank:
         for process, number in self._numbers.items():
             gpu = f", GPU {process}" if number % PROCESSES else ""
             what = f"rank {self._rank} on {self._host}{gpu}"
-            names.append(process_fact(number, "process_name", {"name": what}))
-            names.append(process_fact(number, "process_sort_index", {"sort_index": number}))
+            names += [
+                process_fact(number, "process_name", {"name": what}),
+                process_fact(number, "process_sort_index", {"sort_index": number}),
+            ]
 
         self._merged.write(names)
 

@@ -1,4 +1,8 @@
-"""Reads torch.profiler's trace of one rank, part by part, into columns."""
+"""Reads torch.profiler's trace of one rank, part by part, into columns. An entry of a trace:
+
+{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 4711, "tid": 4711,
+ "ts": 1718182800123.4, "dur": 51.2, "args": {"External id": 17}}
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drumline.base.untrusted import DOCUMENT_BYTES, open_regular
-from drumline.tools.profile.intervals import Intervals
+from drumline.tools.profile.intervals import Integers, Intervals, Mask, Numbers
 
 MOST_BYTES = 1 << 30
 """Of a trace, unpacked."""
@@ -84,7 +88,8 @@ def read_parts(path: Path) -> Iterator[TracePart]:
 
 
 def _documents(path: Path) -> Iterator[bytes]:
-    """The trace as documents with some of its entries each."""
+    """The trace as documents with some of its entries each: the file is cut between two entries, and
+    each part is closed as if it were a trace of its own."""
     document = bytearray()
     num_values = 0
     for content in unpacked(path):
@@ -133,7 +138,6 @@ def unpacked(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
         raise ValueError(f"it is damaged: {error}") from None
 
 
-Mask = NDArray[np.bool_]
 MOST_US = 1e17
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 TO_BACKWARD = "fwdbwd"
@@ -175,6 +179,7 @@ class Event(NamedTuple):
 
     @property
     def name(self) -> str:
+        """As in `aten::mm`."""
         return self.label.name
 
 
@@ -183,24 +188,25 @@ class EventColumns:
     """The events of a trace by their starts, the outer before the inner ones. A trace has hundreds
     of thousands: few of them become an `Event`."""
 
-    start: NDArray[np.float64]
-    end: NDArray[np.float64]
+    start: Numbers
+    end: Numbers
     label: NDArray[np.int32]
     """Places in `labels`."""
-    number: NDArray[np.int64]
+    number: Integers
     """Their keys in `details`."""
     labels: list[Label]
     details: Mapping[int, Details]
     """Of those that have any."""
-    differentiated: NDArray[np.float64]
+    differentiated: Numbers
     """When operations began that have one in the backward pass."""
     base_ns: int
     """The Unix time that all times are relative to."""
 
     def __len__(self) -> int:
+        """The number of events."""
         return len(self.start)
 
-    def where(self, chosen: Mask | NDArray[np.int64]) -> EventColumns:
+    def where(self, chosen: Mask | Integers) -> EventColumns:
         """The chosen events alone."""
         return replace(
             self,
@@ -212,8 +218,8 @@ class EventColumns:
 
     def labelled(self, is_meant: Callable[[Label], object]) -> Mask:
         """Which events have such a label."""
-        is_label_meant = np.array([bool(is_meant(label)) for label in self.labels], dtype=bool)
-        return is_label_meant[self.label]
+        is_label_meant = [bool(is_meant(label)) for label in self.labels]
+        return np.array(is_label_meant, dtype=bool)[self.label]
 
     def named(self, is_meant: Callable[[str], object]) -> Mask:
         """Which events have such a name."""
@@ -223,9 +229,10 @@ class EventColumns:
         """Which events have one of these kinds."""
         return self.labelled(lambda label: label.kind in kinds)
 
-    def numbered(self, part: Callable[[Label], str]) -> tuple[NDArray[np.int64], list[str]]:
+    def numbered(self, part: Callable[[Label], str]) -> tuple[Integers, list[str]]:
         """This part of the labels: for each event a place in the list of its values."""
-        values, places = np.unique([part(label) for label in self.labels], return_inverse=True)
+        parts = [part(label) for label in self.labels]
+        values, places = np.unique(parts, return_inverse=True)
         return places[self.label], values.tolist()
 
     def shifted(self, shift_s: float) -> EventColumns:
@@ -258,15 +265,16 @@ class EventColumns:
 
 
 def columns_of(parts: Iterable[TracePart]) -> EventColumns:
-    """The ranges of a trace, in the order of their starts."""
+    """The ranges of a trace, in the order of their starts. Those without a time are left out."""
     label_numbers: dict[tuple[str, str, int | str, int | str], int] = defaultdict(
         itertools.count().__next__
     )
-    rows: list[NDArray[np.float64]] = []
+    rows: list[Numbers] = []
     details: dict[int, Details] = {}
     differentiated_us: list[float] = []
     base_ns = 0
     num_events = 0
+
     for part in parts:
         base_ns = part.base_ns
         ranges = [entry for entry in part.entries if entry.ph == "X"]
@@ -310,6 +318,6 @@ def columns_of(parts: Iterable[TracePart]) -> EventColumns:
     )
 
 
-def _are_times(numbers_us: NDArray[np.float64]) -> Mask:
+def _are_times(numbers_us: Numbers) -> Mask:
     """Which of these are numbers of microseconds in a trace."""
     return (numbers_us >= 0) & (numbers_us < MOST_US)

@@ -143,6 +143,7 @@ class ProofSettings:
         flags = self.layers.flags.settings
         steps = self.options.steps
         saves = self._value(SAVES)
+
         if saves == 0 or (SAVES not in flags and too_few_steps(self.options, first_save=saves)):
             changes[SAVES] = SAVE_EVERY
         if WARM_UP not in flags and self._value(WARM_UP) > steps:
@@ -223,11 +224,13 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
     # Each kill has its own range of steps, so that it comes after the previous one.
     length = (options.steps - 1 - first_save) / options.num_kills
     kills = []
+
     for number, world in enumerate(options.worlds[:-1]):
         before = first_save + int(number * length)
         last = first_save + int((number + 1) * length)
         step = draw.randint(before + 1, last)
         earliest = first_save + 1 + number
+
         if options.kill_steps is not None:
             step = options.kill_steps[number]
 

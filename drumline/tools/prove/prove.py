@@ -54,6 +54,7 @@ class Proof:
         steps = plural(options.steps, "step")
         self.show(f"reference: {ranks}, {steps} without a kill")
         reference = self._run_without_kill("reference")
+
         if (last := max(reference.steps, default=options.steps)) < options.steps:
             self.show(f"a hook of the task ended it after step {last}: so must the killed run")
             return replace(self, options=replace(options, steps=last))._compare(reference)
@@ -88,6 +89,7 @@ class Proof:
             self.show(f"not proved: {difference.sentence} [leg {len(legs)}]")
             self.show(f"  likely cause: {cause.what}")
             self.show(f"  try: {cause.next_step}")
+
             return False
 
         self.show(f"proved: {steps}, {reference.extent()}: the same bits after {kills}")
@@ -183,6 +185,7 @@ class Proof:
         legs: list[RunTrace] = []
         modes = self.options.modes or [None] * len(self.options.worlds)
         plan = zip(self.options.worlds, modes, [*kills, None], strict=True)
+
         for number, (world, mode, kill) in enumerate(plan, start=1):
             leg = self._leg(f"leg {number}", "killed", world, log=f"leg-{number}", mode=mode)
             if kill is None:
@@ -358,6 +361,7 @@ def _add_rank(step: StepTrace, line: Mapping[str, Any]) -> None:
         positions = range(batch["low"], batch["high"])
         step.rests[batch["low"], batch["high"]] = batch["rest"]
         indices = batch["indices"] or [None] * len(positions)
+
         for position, index, bits in zip(positions, indices, batch["samples"], strict=True):
             step.samples[position] = SampleTrace(index, bits)
 
@@ -586,6 +590,7 @@ def weight_distance(reference: Path, resumed: Path) -> float:
     actual = store.read(resumed, only=("model",)).tensors["model"]
     difference = 0.0
     size = 0.0
+
     for name, tensor in expected.items():
         weights = tensor.double()
         difference += float((weights - actual[name].double()).square().sum())

@@ -32,7 +32,8 @@ class MeasureOptions:
     steps: int = 10
 
     def hosts_of(self, ranks: int) -> list[tuple[str, int]]:
-        """The hosts of so many ranks, and how many each has; none: this machine."""
+        """The hosts of so many ranks, and how many each has: `[('a', 4), ('b', 4)]`; none: this
+        machine."""
         used = self.hosts[:ranks]
         return [(host, ranks // len(used)) for host in used]
 
@@ -66,60 +67,70 @@ class SizedRuns:
             "train.steps": last + 1,
             "log.profile": f"{WARM_UP}:{last}",
         }
-        named = plural(ranks, "rank")
+        title = plural(ranks, "rank")
         if batch is None:
-            self.note(named)
+            self.note(title)
         else:
-            self.note(f"{named}, a batch of {batch:,}")
+            self.note(f"{title}, a batch of {batch:,}")
             changed["train.batch_size"] = batch
 
         run = self.folder / f"{name}-{ranks}"
         leg = Leg(
-            name=f"the run on {named}",
+            name=f"the run on {title}",
             arguments=tuple(self.arguments(changed)),
             folder=run,
             log=self.folder / f"{name}-{ranks}.log",
             world_size=ranks,
             hosts=self.options.hosts_of(ranks),
         )
+
         run_to_the_end(leg)
         return read_profile(run), run
 
 
 def measure(runs: SizedRuns, *, cores: int, gpus: int) -> Measurement:
     """Run all sizes. The smallest has the job's own batch; `weak` sizes have as much on each rank,
-    `strong` sizes have the same batch in all. `cores`, `gpus`: of this machine; 0: not known."""
+    `strong` sizes have the same batch in all.
+
+    `cores`, `gpus`: of this machine; 0: not known."""
     made_at = time.time()
-    worlds = sorted(set(runs.options.worlds))
+    fewest, *more_ranks = sorted(set(runs.options.worlds))
     make_own_folder(runs.folder, follow_links=True)
-    base, run = runs.profiled("base", worlds[0], None)
+    base, base_run = runs.profiled("base", fewest, None)
     assert base.batch_size is not None
+
     sizes = []
     for scaling in runs.options.scalings:
-        sizes.append(_size(scaling, base, run, base))
-        for ranks in worlds[1:]:
-            batch = base.batch_size * ranks // worlds[0] if scaling == "weak" else base.batch_size
-            sizes.append(_size(scaling, *runs.profiled(scaling, ranks, batch), base))
+        sizes.append(_size(scaling, base, base_run, base))
+        for ranks in more_ranks:
+            batch = base.batch_size
+            if scaling == "weak":
+                batch = batch * ranks // fewest
 
-    room = (cores if base.device == "cpu" else gpus) or worlds[-1]
-    shares = not runs.options.hosts and worlds[-1] > room
+            profile, run = runs.profiled(scaling, ranks, batch)
+            sizes.append(_size(scaling, profile, run, base))
+
+    room = cores if base.device == "cpu" else gpus
+    most = max(runs.options.worlds)
     return Measurement(
         made_at=made_at,
         task=base.task,
         device=base.device,
-        shares_cores=shares,
+        shares_cores=not runs.options.hosts and most > (room or most),
         sizes=tuple(sizes),
     )
 
 
 def _size(scaling: str, profile: ProfileResult, run: Path, base: ProfileResult) -> MeasuredSize:
-    """One row of the measurement: this profile against that of the fewest ranks."""
+    """One row of the measurement: this profile against that of the fewest ranks. Times that only the
+    profile has are those without the profiler, in proportion."""
+    assert profile.batch_size is not None
+    assert base.batch_size is not None
     step_s = profile.unprofiled_step_s or profile.step_s
     base_s = base.unprofiled_step_s or base.step_s
     slower = profile.step_s / step_s  # with the profiler
-    assert profile.batch_size is not None
-    assert base.batch_size is not None
     speedup = profile.batch_size / step_s / (base.batch_size / base_s)
+    steps_s = [seconds for rank in profile.ranks for seconds in rank.step_s]
 
     return MeasuredSize(
         scaling=scaling,
@@ -127,7 +138,7 @@ def _size(scaling: str, profile: ProfileResult, run: Path, base: ProfileResult) 
         ranks=profile.world_size,
         batch_size=profile.batch_size,
         step_s=step_s,
-        spread_s=pstdev(seconds for rank in profile.ranks for seconds in rank.step_s) / slower,
+        spread_s=pstdev(steps_s) / slower,
         speedup=speedup,
         efficiency=speedup * base.world_size / profile.world_size,
         parts_s={part: seconds / slower for part, seconds in profile.parts_s.items()},

@@ -3,6 +3,9 @@ and the backend.
 
 gloo's is one ring over all ranks. NCCL chooses the fastest of a ring and a tree, each with two
 protocols: its own cost model is used here. No torch.
+
+A link has a bandwidth and a latency. With gloo, 25 MiB over 4 nodes with `10gbit,50us` are six hops
+of a quarter of the bytes each; a hop takes 5.6 ms to send them.
 """
 
 from __future__ import annotations
@@ -43,16 +46,17 @@ class Link:
 
     def rate(self, sent_bytes: float) -> float:
         """The bandwidth for so many bytes: between two measured sizes, by their ratio."""
-        place = bisect_left(self.rates, (sent_bytes, 0.0))
         if not self.rates:
             return self.bytes_per_s
+
+        place = bisect_left(self.rates, (sent_bytes, 0.0))
         if place == 0:
             return self.rates[0][1]
         if place == len(self.rates):
             return self.rates[-1][1]
 
-        (low, slow), (high, fast) = self.rates[place - 1 : place + 1]
-
+        low, slow = self.rates[place - 1]
+        high, fast = self.rates[place]
         return slow + (fast - slow) * math.log(sent_bytes / low) / math.log(high / low)
 
 
@@ -105,9 +109,10 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def _nominal(name: str, gbit: float, part: float, how: str, latency_s: float = 0.0) -> Link:
-    """A link of this rate, of which an all-reduce reaches a part."""
-    source = f"nominal {bit_rate(gbit / 8 * 1e9)} a node, {part:.0%} of it {how}"
-    return Link(name=name, bytes_per_s=gbit / 8 * 1e9 * part, latency_s=latency_s, source=source)
+    """A link of this rate, of which an all-reduce reaches a part. `how`: as in `with TCP`."""
+    bytes_per_s = gbit / 8 * 1e9
+    source = f"nominal {bit_rate(bytes_per_s)} a node, {part:.0%} of it {how}"
+    return Link(name=name, bytes_per_s=bytes_per_s * part, latency_s=latency_s, source=source)
 
 
 def _of_rate(name: str, gbit: float, latency_s: float = 0.0) -> Link:
@@ -131,9 +136,11 @@ def rated_link(text: str) -> Link | None:
 
     number, unit, delay, delay_unit = match.groups()
     gbit = float(number) * _GBIT[unit]
-    latency_s = float(delay) * _SECONDS[delay_unit] if delay else 0.0
+    if not gbit:
+        return None
 
-    return _of_rate(text, gbit, latency_s) if gbit > 0 else None
+    latency_s = float(delay) * _SECONDS[delay_unit] if delay else 0.0
+    return _of_rate(text, gbit, latency_s)
 
 
 def is_nominal(network: str) -> bool:
@@ -148,6 +155,7 @@ def _counted(name: str, kind: str, gb_per_s: float) -> Link:
 
 
 def _by_name(*links: Link) -> Mapping[str, Link]:
+    """A table of links, as flags name them."""
     return {link.name: link for link in links}
 
 
@@ -177,8 +185,14 @@ _BY_DEVICE = {"B200": "nvlink5", "H200": "nvlink4", "H100": "nvlink4", "A100": "
 
 def usual_inside(device: str) -> Link:
     """What connects GPUs of this kind within a node, or processes on a CPU."""
-    default = "loopback" if device == "cpu" else "pcie4"
-    return INSIDE[next((link for chip, link in _BY_DEVICE.items() if chip in device), default)]
+    if device == "cpu":
+        return INSIDE["loopback"]
+
+    for chip, name in _BY_DEVICE.items():
+        if chip in device:
+            return INSIDE[name]
+
+    return INSIDE["pcie4"]
 
 
 def link_from_points(
@@ -194,7 +208,12 @@ def link_from_points(
     hops = [(num_bytes / world_size, seconds / num_hops) for num_bytes, seconds in sorted(points)]
     small, small_s = hops[0]
     large, large_s = hops[-1]
-    latency_s = max(0.0, small_s - small / SEGMENTS * large_s / large) if large > small else 0.0
+    latency_s = 0.0
+
+    if large > small:
+        segment_s = small / SEGMENTS * large_s / large
+        latency_s = max(0.0, small_s - segment_s)
+
     # A hop that is not much longer than the latency says little about the bandwidth.
     rates = tuple(
         (num_hops * size, size / seconds) for size, seconds in hops if seconds >= 4 * latency_s
@@ -217,34 +236,40 @@ def read_doctor(flag: str, path: Path) -> list[dict[str, float]]:
     """What `drumline doctor --json` measured: on this machine, or on each rank of several hosts
     that has a result. A UsageError names the flag."""
     try:
-        collectives = parse_json(read_regular(path, follow_links=True))["collectives"]
-        if isinstance(collectives, list):
-            results = [rank.get("result") for rank in collectives]
-            measured = [result["numbers"] for result in results if result and result["numbers"]]
-        else:
-            measured = [collectives]
-
-        ranks = [{name: float(numbers[name]) for name in DOCTORS} for numbers in measured]
-        if not ranks:
-            raise ValueError("it measured no rank")
-
-        for numbers in ranks:
-            if numbers["world_size"] < 2 or not numbers["all_reduce_gb_per_s"] > 0:
-                raise ValueError("it measured no all_reduce between ranks")
+        return _doctor_numbers(path)
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise UsageError(
             f"{flag}: {path} has no measured all_reduce of several ranks: {type(error).__name__}: {error}",
             next_step=f"make it: drumline doctor --collectives --json > {path}, or with --hosts a,b",
         ) from None
 
+
+def _doctor_numbers(path: Path) -> list[dict[str, float]]:
+    """The numbers of each rank in such a file; many errors where it is none."""
+    collectives = parse_json(read_regular(path, follow_links=True))["collectives"]
+    measured = [collectives]
+    if isinstance(collectives, list):
+        results = [rank.get("result") for rank in collectives]
+        measured = [result["numbers"] for result in results if result and result["numbers"]]
+
+    ranks = [{name: float(numbers[name]) for name in DOCTORS} for numbers in measured]
+    if not ranks:
+        raise ValueError("it measured no rank")
+
+    for numbers in ranks:
+        if numbers["world_size"] < 2 or not numbers["all_reduce_gb_per_s"] > 0:
+            raise ValueError("it measured no all_reduce between ranks")
+
     return ranks
 
 
 def link_from_doctor(name: str, numbers: Mapping[str, float], backend: str) -> Link:
-    """A link from what `drumline doctor` measured on one rank."""
+    """A link from what `drumline doctor` measured on one rank: the time of a large all-reduce, by
+    its bus bandwidth, and that of the smallest."""
     world_size = int(numbers["world_size"])
     num_bytes = numbers["all_reduce_bytes"]
-    large_s = num_bytes * 2 * (world_size - 1) / world_size / (numbers["all_reduce_gb_per_s"] * 1e9)
+    bytes_per_s = numbers["all_reduce_gb_per_s"] * 1e9
+    large_s = num_bytes * 2 * (world_size - 1) / world_size / bytes_per_s
     points = [(4.0, numbers["all_reduce_latency_us"] / 1e6), (num_bytes, large_s)]
 
     return link_from_points(name, points, world_size=world_size, backend=backend)
@@ -253,18 +278,18 @@ def link_from_doctor(name: str, numbers: Mapping[str, float], backend: str) -> L
 def chosen_link(flag: str, name: str, links: Mapping[str, Link], backend: str) -> Link:
     """A link by its name, or from a file that `drumline doctor --json` wrote; a UsageError lists
     the names."""
+    if name in links:
+        return links[name]
+
     path = Path(name)
-    if name not in links and path.exists():
+    if path.exists():
         return link_from_doctor(path.name, read_doctor(flag, path)[0], backend)
 
-    if name not in links:
-        raise UsageError(
-            f"{flag}: there is no network {name!r}; {did_you_mean(name, links)}",
-            next_step="give one of these, a file that `drumline doctor --json` wrote, or for --network "
-            "a rate and a latency as in 60mbit,0.2ms",
-        )
-
-    return links[name]
+    raise UsageError(
+        f"{flag}: there is no network {name!r}; {did_you_mean(name, links)}",
+        next_step="give one of these, a file that `drumline doctor --json` wrote, or for --network "
+        "a rate and a latency as in 60mbit,0.2ms",
+    )
 
 
 # All-reduce
@@ -293,7 +318,7 @@ NCCL: tuple[Mapping[str, tuple[float, float]], ...] = (
 
 @lru_cache(maxsize=65536)
 def all_reduce(network: Network, num_bytes: int, nodes: int, per_node: int) -> Transfer:
-    """An all-reduce of `num_bytes` over `nodes` times `per_node` ranks."""
+    """An all-reduce of `num_bytes` over `nodes` times `per_node` ranks, as the backend does it."""
     if nodes * per_node == 1:
         return Transfer(alone_s=0.0, busy_s=0.0)
     if network.backend == "gloo":
@@ -315,8 +340,10 @@ def gloo_ring(network: Network, num_bytes: int, nodes: int, per_node: int) -> Tr
     used = network.used(nodes, per_node)
     chunk = num_bytes / ranks
     hops = 2 * (ranks - 1)
-    segment_s = chunk / SEGMENTS / min(link.rate(hops * chunk) for link in used)
-    hop_s = max(SEGMENTS * segment_s, segment_s + max(link.latency_s for link in used))
+    slowest = min(link.rate(hops * chunk) for link in used)
+    latency_s = max(link.latency_s for link in used)
+    segment_s = chunk / SEGMENTS / slowest
+    hop_s = max(SEGMENTS * segment_s, segment_s + latency_s)
 
     return Transfer(alone_s=hops * hop_s, busy_s=hops * SEGMENTS * segment_s)
 
@@ -329,7 +356,9 @@ def nccl_transfer(
     nodes: int,
     per_node: int,
 ) -> Transfer:
-    """A ring goes through all GPUs of a node, then to the next node; a tree is a chain within a
+    """An all-reduce of NCCL with one of its protocols, as a ring or as a tree (`way`).
+
+    A ring goes through all GPUs of a node, then to the next node; a tree is a chain within a
     node and a binary tree between nodes, up and down."""
     ranks = nodes * per_node
     if way == RING:
@@ -347,4 +376,5 @@ def nccl_transfer(
 
     slowest = min(link.bytes_per_s for link in network.used(nodes, per_node))
     busy_s = moved * num_bytes / (slowest * protocol["bandwidth"][way])
-    return Transfer(alone_s=protocol["base"][way] * 1e-6 + latency_s + busy_s, busy_s=busy_s)
+    base_s = protocol["base"][way] * 1e-6
+    return Transfer(alone_s=base_s + latency_s + busy_s, busy_s=busy_s)

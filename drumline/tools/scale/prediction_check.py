@@ -70,6 +70,7 @@ class PredictionCheck:
 
 def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> PredictionCheck:
     """Each prediction with the newest later measurement of the same job on as many nodes and ranks.
+
     A measurement does not know the name of its network: `network` is it. Without that, predictions
     for a network by name are compared on a single node only, and those for a measured network on
     all."""
@@ -85,6 +86,7 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
     checked: list[CheckedSize] = []
     unmeasured = 0
     other_networks: set[str] = set()
+
     for prediction in predictions:
         is_same_network = prediction.network == network
         if network is None:

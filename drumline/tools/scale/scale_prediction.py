@@ -102,6 +102,7 @@ class StepShape:
         last = self.buckets[-1]
         compute_s = max(0.0, self.compute_s - last.compute_s)
         host_s = max(0.0, self.host_s - last.host_s)
+
         return compute_s * pace.compute + host_s * pace.host
 
     def with_bucket_cap(self, megabytes: float) -> StepShape:
@@ -110,11 +111,12 @@ class StepShape:
         if self.sent_part is None or not self.tensors:
             return self
 
-        buckets = tuple(
-            replace(bucket, num_bytes=round(bucket.num_bytes * self.sent_part))
-            for bucket in planned(self.tensors, megabytes * MIB)
-        )
-        return replace(self, buckets=buckets, bucket_cap_mb=megabytes)
+        buckets = []
+        for bucket in planned(self.tensors, megabytes * MIB):
+            sent_bytes = round(bucket.num_bytes * self.sent_part)
+            buckets.append(replace(bucket, num_bytes=sent_bytes))
+
+        return replace(self, buckets=tuple(buckets), bucket_cap_mb=megabytes)
 
     def with_accumulation(self, micro_batches: int) -> StepShape:
         """The same micro-batches, of which this many make a step: gradients are reduced in the last
@@ -123,6 +125,7 @@ class StepShape:
         last = self.buckets[-1]
         compute_s = (times - 1) * last.compute_s
         host_s = (times - 1) * last.host_s
+        times_others = times if self.repeats_others else 1
 
         return replace(
             self,
@@ -131,7 +134,7 @@ class StepShape:
             data_s=self.data_s * times,
             buckets=_later(self.buckets, compute_s, host_s),
             tensors=_later(self.tensors, compute_s, host_s),
-            other_collectives=self.other_collectives * (times if self.repeats_others else 1),
+            other_collectives=self.other_collectives * times_others,
             accumulate=micro_batches,
         )
 
@@ -142,10 +145,13 @@ def _later(
     host_s: float,
 ) -> tuple[ReadyGradients, ...]:
     """The same gradients, each ready after so much more work."""
-    return tuple(
-        replace(gradient, compute_s=gradient.compute_s + compute_s, host_s=gradient.host_s + host_s)
-        for gradient in gradients
-    )
+    later = []
+    for gradient in gradients:
+        compute_until_s = gradient.compute_s + compute_s
+        host_until_s = gradient.host_s + host_s
+        later.append(replace(gradient, compute_s=compute_until_s, host_s=host_until_s))
+
+    return tuple(later)
 
 
 def shape_of(profile: ProfileResult) -> StepShape:
@@ -156,28 +162,25 @@ def shape_of(profile: ProfileResult) -> StepShape:
     profile = _without_stalls(profile)
     compute_s = _compute_s(profile)
     host_s = _host_s(profile)
-    if not compute_s > 0 or not all(map(math.isfinite, [compute_s, host_s, *_times(profile)])):
+    times = [compute_s, host_s, *_times(profile)]
+
+    if not compute_s > 0 or not all(map(math.isfinite, times)):
         raise UsageError("the profile has no compute time", next_step="profile the job again")
 
     part = _unprofiled_part(profile, compute_s + host_s)
+
+    def ready(gradients: Bucket | GradientTensor, until_s: float) -> ReadyGradients:
+        """When these are ready, without the profiler. `until_s`: what the host does until then."""
+        return ReadyGradients(
+            num_bytes=gradients.num_bytes,
+            compute_s=min(gradients.ready_s, compute_s) * part,
+            host_s=until_s * part,
+        )
+
     # Where it was not recorded what the host does until then, it is spread over the step.
     usual_host = host_s / compute_s
-    buckets = [
-        ReadyGradients(
-            num_bytes=bucket.num_bytes,
-            compute_s=min(bucket.ready_s, compute_s) * part,
-            host_s=_until_ready(bucket, usual_host) * part,
-        )
-        for bucket in profile.buckets
-    ]
-    tensors = [
-        ReadyGradients(
-            num_bytes=tensor.num_bytes,
-            compute_s=min(tensor.ready_s, compute_s) * part,
-            host_s=tensor.host_s * part,
-        )
-        for tensor in profile.tensors
-    ]
+    buckets = [ready(bucket, _until_ready(bucket, usual_host)) for bucket in profile.buckets]
+    tensors = [ready(tensor, tensor.host_s) for tensor in profile.tensors]
 
     return StepShape(
         data_s=profile.parts_s.get("data", 0.0),
@@ -201,8 +204,8 @@ def _without_stalls(profile: ProfileResult) -> ProfileResult:
     if profile.unprofiled_step_s is None:
         return profile
 
-    by_rank = (rank.step_s for rank in profile.ranks)
-    lengths = [max(seconds) for seconds in zip(*by_rank, strict=True)]
+    steps_by_rank = [rank.step_s for rank in profile.ranks]
+    lengths = [max(seconds) for seconds in zip(*steps_by_rank, strict=True)]
     usual_steps = _usual_steps(lengths, profile.unprofiled_step_s)
     if len(usual_steps) == len(lengths):
         return profile
@@ -229,7 +232,9 @@ def _usual_steps(lengths: Sequence[float], unprofiled_s: float) -> list[int]:
         mean_s = fmean(lengths[step] for step in by_length)
         shorter_s = fmean(lengths[step] for step in by_length[:-1])
         is_stall = lengths[by_length[-1]] > STALL * shorter_s
-        if not is_stall or abs(shorter_s - unprofiled_s) >= abs(mean_s - unprofiled_s):
+        is_nearer = abs(shorter_s - unprofiled_s) < abs(mean_s - unprofiled_s)
+
+        if not is_stall or not is_nearer:
             break
 
         by_length.pop()
@@ -250,8 +255,9 @@ def _of_steps(rank: RankSteps, steps: Sequence[int]) -> RankSteps:
 
 def _at_pace(gradients: Gradients, pace: Pace) -> Gradients:
     """The same gradients, ready earlier or later in proportion."""
+    ready_s = gradients.ready_s * pace.compute
     host_s = None if gradients.host_s is None else gradients.host_s * pace.host
-    return replace(gradients, ready_s=gradients.ready_s * pace.compute, host_s=host_s)
+    return replace(gradients, ready_s=ready_s, host_s=host_s)
 
 
 def _compute_s(profile: ProfileResult) -> float:
@@ -295,7 +301,10 @@ def _unprofiled_part(profile: ProfileResult, own_s: float) -> float:
 def _step_noise_s(profile: ProfileResult) -> float:
     """The standard error of the difference between two means of as many steps as were profiled."""
     steps = profile.ranks[0].step_s
-    return stdev(steps) * math.sqrt(2 / len(steps)) if len(steps) > 1 else 0.0
+    if len(steps) < 2:
+        return 0.0
+
+    return stdev(steps) * math.sqrt(2 / len(steps))
 
 
 def _until_ready(bucket: Bucket, usual_host: float) -> float:
@@ -321,12 +330,12 @@ def _paces(profile: ProfileResult, compute_s: float, host_s: float) -> tuple[Pac
     recorded, and is as usual in all steps where it was not."""
     paces = []
     for rank in profile.ranks:
-        is_recorded = host_s > 0 and len(rank.host_s) == len(rank.compute_s)
-        host_times = rank.host_s if is_recorded else [host_s] * len(rank.compute_s)
-        paces += [
-            Pace(compute=compute / compute_s, host=host / host_s if host_s else 1.0)
-            for compute, host in zip(rank.compute_s, host_times, strict=True)
-        ]
+        hosts = [1.0] * len(rank.compute_s)
+        if host_s > 0 and len(rank.host_s) == len(rank.compute_s):
+            hosts = [seconds / host_s for seconds in rank.host_s]
+
+        for seconds, host in zip(rank.compute_s, hosts, strict=True):
+            paces.append(Pace(compute=seconds / compute_s, host=host))
 
     paces.sort(key=lambda pace: compute_s * pace.compute + host_s * pace.host)
     return tuple(evenly(paces, MAX_PACES))
@@ -401,17 +410,22 @@ def _slowest(shape: StepShape, ranks: int) -> list[tuple[float, Pace]]:
 
 
 def slowest_weights(values: int, ranks: int) -> list[float]:
-    """How often each of some sorted values is the largest of `ranks` draws from them."""
-    return [((place + 1) / values) ** ranks - (place / values) ** ranks for place in range(values)]
+    """How often each of some sorted values is the largest of `ranks` draws from them: of two values
+    and two draws, the first one time in four."""
+    below = [(place / values) ** ranks for place in range(values + 1)]
+    return [upper - lower for lower, upper in pairwise(below)]
 
 
 def _step_s(shape: StepShape, network: Network, nodes: int, per_node: int, pace: Pace) -> float:
     """A step in which the slowest rank has this pace."""
-    transfers = [all_reduce(network, bucket.num_bytes, nodes, per_node) for bucket in shape.buckets]
-    others_s = shape.other_collectives * all_reduce(network, SMALL_BYTES, nodes, per_node).alone_s
-    ready = [
-        bucket.compute_s * pace.compute + bucket.host_s * pace.host for bucket in shape.buckets
-    ]
+    transfers = []
+    ready = []
+    for bucket in shape.buckets:
+        transfers.append(all_reduce(network, bucket.num_bytes, nodes, per_node))
+        ready.append(bucket.compute_s * pace.compute + bucket.host_s * pace.host)
+
+    small = all_reduce(network, SMALL_BYTES, nodes, per_node)
+    others_s = shape.other_collectives * small.alone_s
     reduced_s = max(ready[-1], last_end(ready, transfers, network.lanes))
 
     return shape.data_s + others_s + reduced_s + shape.tail_s(pace)
@@ -424,15 +438,19 @@ def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) 
     now = 0.0
     waiting = 0
     running: dict[int, float] = {}
+
     while waiting < len(ready) or running:
         while waiting < len(ready) and len(running) < lanes and ready[waiting] <= now:
             if transfers[waiting].busy_s > 0:
                 running[waiting] = transfers[waiting].busy_s
+
             waiting += 1
 
+        # All runs on until the next one ends or starts.
         rates = _shared({number: transfers[number].rate_alone for number in running})
         ends = {number: now + left / rates[number] for number, left in running.items()}
-        starts = [ready[waiting]] if waiting < len(ready) and len(running) < lanes else []
+        has_free_lane = len(running) < lanes
+        starts = ready[waiting : waiting + 1] if has_free_lane else []
         later = min([*ends.values(), *starts], default=now)
         running = {
             number: left - rates[number] * (later - now)
@@ -445,11 +463,13 @@ def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) 
 
 
 def _shared(limits: Mapping[int, float]) -> dict[int, float]:
-    """Equal parts of one link, where none gets more than its limit."""
+    """Equal parts of one link, where none gets more than its limit: with limits of 0.2 and 0.9 the
+    rates are 0.2 and 0.8."""
     rates: dict[int, float] = {}
     left = 1.0
-    for transfer in sorted(limits, key=lambda number: limits[number]):
-        rates[transfer] = min(limits[transfer], left / (len(limits) - len(rates)))
+    for transfer in sorted(limits, key=limits.__getitem__):
+        equal_part = left / (len(limits) - len(rates))
+        rates[transfer] = min(limits[transfer], equal_part)
         left -= rates[transfer]
 
     return rates
@@ -476,14 +496,16 @@ def predict(
     *,
     source: str,
 ) -> Prediction:
-    """From the profile of one job; the same profile gives the same numbers."""
+    """What is expected on each number of nodes, from the profile of one job; the same profile gives
+    the same numbers."""
     shape = shape_of(profile)
     wait_part = _cpu_wait_part(profile)
-    # The waits are in the times of the profile. Where the job will run there may be none, or twice
-    # as many.
     is_compared = network.backend == "gloo"
     model_error = MODEL_ERROR if is_compared else NCCL_ERROR
+    # The waits are in the times of the profile. Where the job will run there may be none, or twice
+    # as many.
     error = model_error + (wait_part or 0.0)
+
     if options.accumulate is not None:
         shape = shape.with_accumulation(options.accumulate)
 
@@ -491,8 +513,14 @@ def predict(
         _check_buckets_can_change(shape)
         shape = shape.with_bucket_cap(options.bucket_cap_mb)
 
-    ranks = profile.world_size * max(1, profile.accumulate)
-    batch = None if profile.batch_size is None else profile.batch_size / ranks * shape.accumulate
+    num_micro_batches = profile.world_size * max(1, profile.accumulate)
+    batch = None
+    if profile.batch_size is not None:
+        batch = profile.batch_size / num_micro_batches * shape.accumulate
+
+    sizes = []
+    for nodes in sorted(set(options.nodes)):
+        sizes.append(_size(shape, network, options, nodes, batch, error))
 
     return Prediction(
         made_at=time.time(),
@@ -512,10 +540,7 @@ def predict(
         cpu_wait_part=wait_part,
         stops_paying=_stops_paying(shape, network, options),
         options=options,
-        sizes=tuple(
-            _size(shape, network, options, nodes, batch, error)
-            for nodes in sorted(set(options.nodes))
-        ),
+        sizes=tuple(sizes),
     )
 
 
@@ -577,6 +602,7 @@ def _size(
     best_accumulation = _best_accumulation(shape, typical_s)
     useful = goodput(mean_s, nodes, options)
     samples_per_day = None
+
     if batch is not None:
         samples_per_day = DAY_S / mean_s * useful * batch * ranks
 
@@ -600,8 +626,12 @@ def _size(
 def _resampled(shape: StepShape, typical_s: Callable[[StepShape], float]) -> tuple[float, float]:
     """The ends of 90% of the means of resampled steps."""
     draw = random.Random(0)  # noqa: S311 - a simulation, not a secret
-    samples = (draw.choices(shape.paces, k=len(shape.paces)) for _ in range(REPLICATES))
-    cuts = quantiles((typical_s(replace(shape, paces=tuple(paces))) for paces in samples), n=20)
+    means_s = []
+    for _ in range(REPLICATES):
+        paces = draw.choices(shape.paces, k=len(shape.paces))
+        means_s.append(typical_s(replace(shape, paces=tuple(paces))))
+
+    cuts = quantiles(means_s, n=20)
     return cuts[0], cuts[-1]
 
 
@@ -611,7 +641,9 @@ def goodput(mean_s: float, nodes: int, options: ScaleOptions) -> float:
     interval_s = options.checkpoint_every * mean_s
     saving = interval_s / (interval_s + options.checkpoint_pause_s)
     failures_per_s = nodes / (options.mtbf_hours * 3600)
-    return saving * max(0.0, 1 - failures_per_s * (options.restart_s + interval_s / 2))
+    lost_s = options.restart_s + interval_s / 2
+
+    return saving * max(0.0, 1 - failures_per_s * lost_s)
 
 
 # What to change
@@ -628,10 +660,11 @@ def _best_bucket(shape: StepShape, typical_s: Callable[[StepShape], float]) -> S
     caps = [cap for cap in BUCKET_CAPS_MB if shape.gradient_bytes <= cap * MIB * MAX_BUCKETS]
     candidates = [shape.with_bucket_cap(cap) for cap in caps or BUCKET_CAPS_MB[-1:]]
     times = [typical_s(candidate) for candidate in candidates]
+    longest = min(times) * 1.005
     good = [
         candidate
         for candidate, seconds in zip(candidates, times, strict=True)
-        if seconds <= min(times) * 1.005
+        if seconds <= longest
     ]
 
     return min(good, key=lambda candidate: abs(math.log(candidate.bucket_cap_mb / 25.0)))
@@ -651,7 +684,7 @@ def _best_accumulation(shape: StepShape, typical_s: Callable[[StepShape], float]
 
 def _stops_paying(shape: StepShape, network: Network, options: ScaleOptions) -> int | None:
     """The first number of nodes after which an added node brings too little, on the way to the
-    largest by doubling."""
+    largest by doubling; None: all bring enough."""
     doubled = [1 << power for power in range(max(options.nodes).bit_length())]
     rates = {}
     for nodes in sorted({*options.nodes, *doubled}):

@@ -1,7 +1,13 @@
 """What lines of a job's log report as wrong: messages that are known, exceptions, time-outs of
 collectives, and lines that look like an error and are not known; and which rank waited
 for which in a collective, as torch's watchdog reports it: ranks that are in different collectives,
-and ranks that did not join."""
+and ranks that did not join.
+
+    [rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE,
+             NumelIn=1048576, NumelOut=1048576, Timeout(ms)=600000) ran for 600012 milliseconds
+
+says that rank 1 waited in its 12th collective, an all-reduce, and that another rank did not join.
+"""
 
 from __future__ import annotations
 
@@ -89,19 +95,23 @@ class CollectiveWait:
 
     @property
     def name(self) -> str:
+        """`_ALLGATHER_BASE #12 (parameters of FSDP or ZeRO-3, or a checkpoint)`."""
         number = "" if self.number is None else f" #{self.number}"
         # torch's barrier is an all-reduce of one element.
         is_barrier = self.operation == "ALLREDUCE" and self.elements == 1
         use = "a barrier" if is_barrier else USES.get(self.operation)
-        return f"{self.operation}{number}{f' ({use})' if use else ''}"
+        used_for = f" ({use})" if use else ""
+
+        return f"{self.operation}{number}{used_for}"
 
     @property
     def is_early(self) -> bool:
+        """Whether it is one of the first collectives of its group."""
         return self.number is not None and self.number <= EARLY
 
     @property
     def details(self) -> str:
-        """With the number of elements, where it is known."""
+        """The same with the number of elements, where it is known."""
         return self.name if self.elements is None else f"{self.name} ({self.elements:,} elements)"
 
 
@@ -116,6 +126,8 @@ class WaitExplanation(NamedTuple):
 
 
 class CollectiveWaits:
+    """All time-outs of collectives, and what those of a process group show together."""
+
     def __init__(self) -> None:
         self._waits: dict[tuple[int | None, int | None, str], CollectiveWait] = {}
         self._group_of: dict[tuple[int | None, int], str] = {}
@@ -170,6 +182,7 @@ class CollectiveWaits:
 
 
 def _number(text: str | None) -> int | None:
+    """What a group of a pattern matched; None: nothing."""
     return None if text is None else int(text)
 
 
@@ -188,7 +201,10 @@ def _differ(waits: Mapping[int, CollectiveWait]) -> bool:
 
 
 def _different_collectives(waits: Mapping[int, CollectiveWait]) -> WaitExplanation:
-    """Which rank waits in which collective."""
+    """Which rank waits in which collective:
+
+    ranks wait in different collectives: rank 0 in ALLREDUCE #7 (4 elements), rank 1 in ...
+    """
     ranks_in: dict[str, list[int]] = {}
     for rank, wait in sorted(waits.items()):
         ranks_in.setdefault(wait.details, []).append(rank)
@@ -201,6 +217,7 @@ def _different_collectives(waits: Mapping[int, CollectiveWait]) -> WaitExplanati
     )
     where = named_ranks(sorted(waits))
     finding = Finding("problem", "mismatch", where, what, SAME_COLLECTIVES)
+
     return WaitExplanation(finding, is_cause=True, is_early=False)
 
 
@@ -234,7 +251,12 @@ def _why_it_waits(
     late: list[int],
     work: str,
 ) -> str:
-    """What the finding says: with late ranks, with several that wait, or with one."""
+    """What the finding says: with late ranks, with several that wait, or with one:
+
+    rank 3 did not join ALLREDUCE #12 within 10 min: it failed, is in another collective, ...
+    ALLREDUCE #12 timed out after 10 min although ranks 0 to 3 all joined it: data does not pass ...
+    ALLREDUCE #12 timed out: another rank did not join it within 10 min: ...
+    """
     limit = duration(wait.limit_s)
     last_work = f"; the last work in the log: {work}" if work else ""
     if late:
@@ -279,7 +301,13 @@ MAX_SOURCE = 80
 @dataclass
 class TracebackReader:
     """What the tracebacks of one process say beside their exceptions: the program's own frame, and
-    which exceptions belong to one chain."""
+    which exceptions belong to one chain.
+
+      File "/home/me/train.py", line 41, in step
+        loss = model(batch)
+      File "/usr/lib/python3.12/site-packages/torch/nn/modules/module.py", line 1751, in _call_impl
+
+    is, in a message: `/home/me/train.py, line 41, in step: loss = model(batch)`."""
 
     frame: str = ""
     """The last frame of the program itself."""
@@ -312,6 +340,7 @@ class TracebackReader:
         return False
 
     def _read_frame(self, frame: re.Match[str]) -> None:
+        """A frame of a package is skipped: the last frame of the program stays."""
         path, line, function = frame.groups()
         self._source_column = frame.start()
         self._is_in_program = not any(folder in path for folder in IN_PACKAGES)
@@ -388,6 +417,8 @@ class LogMoment:
 
 @dataclass(kw_only=True)
 class LoggedFault:
+    """A message that is known, of one process."""
+
     read: ReadMessage
     origin: str
     """A key of its process, or where it is, for lines that name no process."""
@@ -419,6 +450,8 @@ class PlainFault:
 
 @dataclass(kw_only=True)
 class LogLine:
+    """A line, and what is known of the process that wrote it."""
+
     text: str
     file: str
     source: str = ""
@@ -432,7 +465,10 @@ class LogLine:
     @cached_property
     def rank(self) -> int | None:
         """The rank that torch writes before or into a line."""
-        match = RANK.search(self.text) if "ank" in self.text else None
+        if "ank" not in self.text:
+            return None
+
+        match = RANK.search(self.text)
         return None if match is None else int(match["prefix"] or match["rank"])
 
     @property
@@ -487,15 +523,16 @@ class JobFaults:
             if len(self.wait_places) < MAX_PLACES:
                 self.wait_places.extend(places)
 
-            return
+        elif not self._read_traceback(line):
+            self._read_root_cause(line.text)
+            self._read_text(line, places)
 
-        if self._read_traceback(line):
-            return
-
-        self._read_root_cause(line.text)
+    def _read_text(self, line: LogLine, places: list[LinePlace]) -> None:
+        """A known message, or another line. What is harmless may have an exception that is not."""
         text = line.source + line.text
         read = known_messages().read(text, is_info=line.is_info, setting=line.setting)
         is_harmless = read is not None and read.message.role == "harmless"
+
         if read is None or (is_harmless and EXCEPTION.search(line.text)):
             self._read_unknown(line, places)
         elif not is_harmless:
@@ -521,12 +558,17 @@ class JobFaults:
         )
         fault = self.messages.setdefault((read.message.kind, read.what, line.origin), new_fault)
         fault.last_line = self._num_lines
+
         if len(fault.places) < MAX_PLACES:
             fault.places.extend(places)
 
     def _read_traceback(self, line: LogLine) -> bool:
         """Whether it is a part of a traceback. It may also be what follows an exception that ends in a
-        colon."""
+        colon, as in
+
+        RuntimeError: Error(s) in loading state_dict for Net:
+            size mismatch for head.weight: ...
+        """
         if self._tracebacks[line.origin].read(line.text):
             return True
 
@@ -537,7 +579,13 @@ class JobFaults:
         return False
 
     def _read_root_cause(self, text: str) -> None:
-        """Which rank torchrun saw fail first."""
+        """Which rank torchrun saw fail first:
+
+        Root Cause (first observed failure):
+        [0]:
+          time      : 2025-06-12_10:00:00
+          rank      : 3 (local_rank: 1)
+        """
         if ROOT_CAUSE in text:
             self._is_root_cause = True
         elif self._is_root_cause and (rank := ROOT_RANK.search(text)):
@@ -612,10 +660,12 @@ class JobFaults:
                 self.context.work = work[0].strip()
 
     def _moment(self) -> LogMoment:
+        """When the line was written that was read last."""
         return LogMoment(self._time, self._num_lines)
 
     def _read_time(self, text: str) -> None:
-        """Without the year, which not all stamps have."""
+        """The time of a line, without the year, which not all stamps have: `2025-06-12 10:00:00,123`,
+        or `E0612 10:00:00.123` as glog writes it."""
         stamp = STAMP.search(text, 0, STAMP_WITHIN)
         if stamp is None:
             return
@@ -638,12 +688,8 @@ class JobFaults:
 
     def last_wait(self) -> LoggedFault | None:
         """In what a log ends that says nothing of a failure."""
-        if (
-            self.first_wait
-            or self.failures()
-            or self._kinds_of("symptom")
-            or "wrapped" in self.kinds()
-        ):
+        has_failed = self.failures() or self._kinds_of("symptom") or "wrapped" in self.kinds()
+        if self.first_wait or has_failed:
             return None
 
         first_end_line = self._num_lines - NUM_END_LINES
@@ -663,6 +709,7 @@ class JobFaults:
         return names
 
     def _kinds_of(self, *roles: Role) -> set[str]:
+        """Of the messages that have one of these roles."""
         messages = (fault.read.message for fault in self.messages.values())
         return {message.kind for message in messages if message.role in roles}
 
@@ -673,7 +720,9 @@ def _has_stem(text: str, stems: tuple[str, ...]) -> bool:
 
 
 def _exception_in(text: str) -> str | None:
-    """An exception that ended something: one of a warning was handled."""
+    """An exception that ended something: one of a warning was handled.
+
+    `[rank0]: KeyError: 'label'` has `KeyError: 'label'`."""
     exception = EXCEPTION.search(text) if _has_stem(text, EXCEPTION_NAMES) else None
     if exception is None or WARNING_BEFORE.search(text, 0, exception.start()):
         return None

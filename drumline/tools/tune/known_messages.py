@@ -72,6 +72,8 @@ T = TypeVar("T")
     eq=False,
 )
 class KnownMessage:
+    """A message of `messages/*.toml`; the module says what its fields mean."""
+
     kind: str
     texts: tuple[str, ...]
     what: str
@@ -117,6 +119,8 @@ class ReadMessage:
 
 
 class MessageCatalogue:
+    """All messages that are known, to look them up in a line."""
+
     def __init__(self, messages: Iterable[KnownMessage]) -> None:
         self.messages = tuple(messages)
         self._texts = [(text, message) for message in self.messages for text in message.texts]
@@ -125,7 +129,9 @@ class MessageCatalogue:
         fast."""
 
     def read(self, line: str, *, is_info: bool = False, setting: str = "") -> ReadMessage | None:
-        """`setting`: of the process, which some texts show."""
+        """The first message that a line has; None: no known one.
+
+        `setting`: of the process, which some texts show."""
         lower_line = line.lower()
         if self._any_text.search(lower_line) is None:
             return None
@@ -151,7 +157,8 @@ class MessageCatalogue:
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Tries all texts at once: those that begin alike share their beginning."""
+    """Tries all texts at once: those that begin alike share their beginning. `nccl` and `ncclx` are
+    the pattern `nccl`, `cat` and `cow` are `c(?:at|ow)`."""
     root: LetterTree = {}
     for text in texts:
         node = root
@@ -180,11 +187,14 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class MessageFile:
+    """A file of messages, as TOML has it: a list of tables `[[message]]`."""
+
     message: tuple[KnownMessage, ...]
 
 
 @cache
 def known_messages() -> MessageCatalogue:
+    """All files, read once."""
     files = (_read_file(name, MessageFile) for name in FILES)
     return MessageCatalogue(message for file in files for message in file.message)
 
@@ -196,6 +206,7 @@ def _read_file(name: str, kind: type[T]) -> T:
 
 
 def _pattern(_: type, text: str) -> re.Pattern[str]:
+    """What msgspec calls for a field that is a pattern."""
     return re.compile(text, re.IGNORECASE)
 
 
@@ -204,6 +215,8 @@ NEAR = 80  # lines of one process, or of one file
 
 @dataclass(frozen=True)
 class Clue:
+    """What one line shows, such as the path of a module in a traceback."""
+
     name: str
     texts: tuple[str, ...]
     pattern: re.Pattern[str] | None = None
@@ -211,6 +224,8 @@ class Clue:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
+    """Clues that turn a finding of one of these kinds into a more exact one."""
+
     kinds: tuple[str, ...]
     what: str
     fix: str
@@ -230,16 +245,20 @@ class LinePlace:
 
 @dataclass(frozen=True)
 class ContextFile:
+    """`messages/contexts.toml`: lists of tables `[[clue]]` and `[[context]]`."""
+
     clue: tuple[Clue, ...]
     context: tuple[Context, ...]
 
     @cached_property
     def any_text(self) -> re.Pattern[str]:
+        """Whether a line has a text of any clue: most have none."""
         return any_of(text for clue in self.clue for text in clue.texts)
 
 
 @cache
 def context_data() -> ContextFile:
+    """The file, read once."""
     return _read_file("contexts", ContextFile)
 
 
@@ -253,6 +272,7 @@ class FaultContext:
         """Of each clue, the numbers of the lines of each process or file that have it."""
 
     def read(self, text: str, place: LinePlace) -> None:
+        """Note the clues of a line."""
         lower_text = text.lower()
         if context_data().any_text.search(lower_text) is None:
             return
@@ -263,7 +283,11 @@ class FaultContext:
                 self._positions[clue.name][place.origin].append(place.number)
 
     def refined(self, finding: Finding, places: Collection[LinePlace]) -> Finding:
-        """With the most likely cause that the lines around it show. `places`: of its own lines."""
+        """The finding with the most likely cause that the lines around it show:
+
+        out of memory on GPU 0; here most likely: every rank loads the checkpoint to GPU 0
+
+        `places`: of its own lines."""
         for context in context_data().context:
             if finding.check in context.kinds and self._holds(context, places):
                 what = f"{finding.what}; here most likely: {context.what}"
@@ -288,11 +312,13 @@ class FaultContext:
     ) -> bool:
         """Whether one of these is so many lines from one of the places at most; without names it
         is."""
-        return not names or any(
-            self._is_within(name, place, distance) for name in names for place in places
-        )
+        if not names:
+            return True
+
+        return any(self._is_within(name, place, distance) for name in names for place in places)
 
     def _is_within(self, name: str, place: LinePlace, distance: int) -> bool:
+        """Whether a line with this clue is so near to a place, in the same process or file."""
         positions = self._positions.get(name, {}).get(place.origin, [])
         following = bisect_left(positions, place.number - distance)
         return following < len(positions) and positions[following] <= place.number + distance

@@ -1,4 +1,9 @@
-"""What the lines of logs show together: problems first, and causes before what follows from them."""
+"""What the lines of logs show together: problems first, and causes before what follows from them.
+
+problem: rank 3: CUDA out of memory (train.py, line 41, in step)
+problem: rank 0: rank 3 did not join ALLREDUCE #12 within 10 min: ...
+warning: every host: NCCL_ALGO differs across ranks: Ring, Tree
+"""
 
 from __future__ import annotations
 
@@ -67,15 +72,20 @@ NO_DATA = "let the hosts reach each other on all TCP ports, the same MTU everywh
 
 @dataclass(frozen=True)
 class RankedFinding:
+    """A finding, with what decides its place among the others."""
+
     finding: Finding
     precedence: Precedence
     moment: LogMoment = START
+    """When the log first shows it."""
     comes_first: bool = False
     """Of those of the same precedence."""
 
     @property
     def order(self) -> tuple[int, int, bool, LogMoment]:
-        """How a job ended says less than a warning about what it ran on."""
+        """By this findings are sorted: by level, then by precedence, then by time.
+
+        How a job ended says less than a warning about what it ran on."""
         is_end = self.precedence in ("outcome", "echo") and self.finding.level == "problem"
         level: Level = "warning" if is_end else self.finding.level
         return (
@@ -87,7 +97,9 @@ class RankedFinding:
 
 
 def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
-    """An echo counts only where nothing else is a problem. It shows that the job failed: an error
+    """The findings, the first to look at first.
+
+    An echo counts only where nothing else is a problem. It shows that the job failed: an error
     that is not explained is then the likely cause, and comes first. So does what NCCL warned of
     where all problems follow from something else."""
     candidates = [*ranked]
@@ -116,7 +128,9 @@ def _as_likely_cause(item: RankedFinding) -> RankedFinding:
 
 
 def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[RankedFinding]:
-    """`transports`: those between hosts."""
+    """Messages that are known, and exceptions and lines that are not explained.
+
+    `transports`: those between hosts."""
     faults = log.faults
     kinds = faults.kinds()
     failures = faults.failures()
@@ -134,18 +148,9 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
             level = "problem"  # of a job that was then ended
             precedence = "explanation"
 
-        what = _with_frame(fault.read.what, fault.frame)
-        if message.shows_work and faults.context.work:
-            what = f"{what}; the last work in the log: {faults.context.work}"
-
-        finding = Finding(level, message.kind, log.name_of(fault.origin), what, fault.read.fix)
-        finding = faults.context.refined(finding, fault.places)
-        if log.rdma_setting and message.kind in NO_INFINIBAND:
-            what = f"{finding.what}; this job is meant to use InfiniBand ({log.rdma_setting})"
-            finding = replace(finding, level="problem", what=what)
-
         # What NCCL says of itself is more than a launcher's summary.
         comes_first = fault.origin in faults.failed_first or message.kind in NCCLS_ERRORS
+        finding = _message_finding(log, fault, level)
         yield RankedFinding(finding, precedence, fault.moment, comes_first)
 
     for plain in faults.plain.values():
@@ -159,12 +164,31 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
         )
 
 
+def _message_finding(log: NcclLog, fault: LoggedFault, level: Level) -> Finding:
+    """What a message that is known says, and what the lines around it add."""
+    message = fault.read.message
+    context = log.faults.context
+    what = _with_frame(fault.read.what, fault.frame)
+    if message.shows_work and context.work:
+        what = f"{what}; the last work in the log: {context.work}"
+
+    finding = Finding(level, message.kind, log.name_of(fault.origin), what, fault.read.fix)
+    finding = context.refined(finding, fault.places)
+    if not log.rdma_setting or message.kind not in NO_INFINIBAND:
+        return finding
+
+    what = f"{finding.what}; this job is meant to use InfiniBand ({log.rdma_setting})"
+    return replace(finding, level="problem", what=what)
+
+
 def _weight_of(
     fault: LoggedFault,
     kinds: Set[str],
     failures: Set[str],
 ) -> tuple[Level, Precedence]:
-    """`kinds`: of all faults; `failures`: of those that do not only follow from others."""
+    """How much a fault says: a message may be a cause in one log, and a consequence in another.
+
+    `kinds`: of all faults; `failures`: of those that do not only follow from others."""
     message = fault.read.message
     if not kinds.isdisjoint(message.explains):
         # A failure that it does not explain is the likelier reason of what it explains.
@@ -180,10 +204,16 @@ def _weight_of(
 
 
 def _with_frame(what: str, frame: str) -> str:
+    """`CUDA out of memory (train.py, line 41, in step: loss.backward())`."""
     return f"{what} ({frame})" if frame else what
 
 
 def _plain_finding(fault: PlainFault, where: str) -> Finding:
+    """An exception is a problem; a line that only looks like an error is a warning:
+
+    problem: rank 0: the program raised KeyError: 'label' (data.py, line 7, in get)
+    warning: train.log: E0612 10:00:00 worker.cc:41] lost a block (3 more like it)
+    """
     what = fault.text
     if fault.num_like_it > 1:
         what += f" ({fault.num_like_it - 1} more like it)"
@@ -196,7 +226,9 @@ def _plain_finding(fault: PlainFault, where: str) -> Finding:
 
 
 def _wait_findings(log: NcclLog, transports: Collection[str]) -> Iterator[RankedFinding]:
-    """Collectives that timed out. `transports`: of ranks whose communicator was complete."""
+    """Collectives that timed out; where it was the first one, also over what it never finished.
+
+    `transports`: of ranks whose communicator was complete."""
     faults = log.faults
     moment = faults.first_wait or START
 
@@ -264,7 +296,8 @@ SAME_TORCH = "install the same torch on all hosts: drumline doctor --hosts A,B s
 
 
 def log_findings(log: NcclLog) -> list[Finding]:
-    """All that the logs show, the first to look at first."""
+    """All that the logs show, the first to look at first: what the lines say themselves, and what
+    follows from several of them, such as settings that differ across ranks."""
     links = log.links()
     hosts = {rank: process.host for rank, process in log.ranks.items() if process.is_named}
     between_hosts = {link.transport for link in links if not _is_inside(link, hosts)}
@@ -294,7 +327,8 @@ def _is_inside(link: LoggedLink, hosts: Mapping[int, str]) -> bool:
 
 def _chosen_transports(log: NcclLog, hosts: Mapping[int, str]) -> set[str]:
     """Those of processes whose connections to other hosts may not be in the log."""
-    is_one_host = len(hosts) == log.world_size and len(set(hosts.values())) == 1
+    has_all_ranks = len(hosts) == log.world_size
+    is_one_host = has_all_ranks and len(set(hosts.values())) == 1
     uses_tcp = any(process.network == "Socket" for process in log.processes.values())
     return {"NET/Socket"} if uses_tcp and not is_one_host else set()
 
@@ -309,7 +343,11 @@ def _connected_transports(log: NcclLog, links: Iterable[LoggedLink]) -> set[str]
 
 
 def _differences(log: NcclLog) -> Iterator[RankedFinding]:
-    """Versions, variables and networks of NCCL that differ across ranks."""
+    """Versions, variables and networks of NCCL that differ across ranks:
+
+    problem: every host: the version of NCCL differs across ranks: 2.21.5, 2.27.3
+    warning: every host: NCCL_ALGO differs across ranks: Ring, Tree
+    """
     if versions := log.differing_versions():
         what = f"the version of NCCL differs across ranks: {', '.join(versions)}"
         finding = Finding("problem", "version", "every host", what, SAME_TORCH)
@@ -335,7 +373,11 @@ def _differences(log: NcclLog) -> Iterator[RankedFinding]:
 
 
 def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
-    """Interfaces by which the ranks of several hosts cannot meet."""
+    """Interfaces by which the ranks of several hosts cannot meet:
+
+    problem: gpu-01: NCCL uses docker0 (172.17.0.1), a bridge of containers, ...
+    warning: gpu-02: eth0 and eth1 are in the same network (10.0.0.0/16): ...
+    """
     addresses = {
         process.host: process.bootstrap
         for process in log.processes.values()
@@ -378,6 +420,7 @@ def _interface_findings(log: NcclLog) -> Iterator[RankedFinding]:
 
 
 def _loopback_finding(where: str, device: str) -> RankedFinding:
+    """`where`: a host, or the ranks of a link; `device`: `lo 127.0.0.1`."""
     what = f"NCCL uses the loopback ({device}), which reaches no other host"
     finding = Finding("problem", "interface", where, what, OTHER_INTERFACE)
     return RankedFinding(finding, "explanation")
@@ -387,12 +430,16 @@ def _link_findings(
     links: Sequence[LoggedLink],
     hosts: Mapping[int, str],
 ) -> Iterator[RankedFinding]:
-    """Links over the wrong interface, and networks that are used where there is better."""
+    """Links over the wrong interface, and networks that are used where there is better:
+
+    warning: ranks 0 and 1: they are on one host (gpu-01) and use the network: ...
+    """
     is_one_host = len(set(hosts.values())) <= 1
     for link in links:
         pair = f"ranks {link.source} and {link.target}{'' if link.is_global else OF_GROUP}"
         if link.device.startswith("lo ") and not is_one_host:
             yield _loopback_finding(pair, link.device)
+
         elif link.transport.startswith("NET") and _is_inside(link, hosts):
             what = f"they are on one host ({hosts[link.source]}) and use the network: neither P2P nor shared memory"
             fix = "unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and NCCL_HOSTID; start containers with --ipc=host"
@@ -401,7 +448,9 @@ def _link_findings(
 
 
 def _network_findings(log: NcclLog, between_hosts: Collection[str]) -> Iterator[RankedFinding]:
-    """What slows the network between hosts. `between_hosts`: the transports."""
+    """What slows the network between hosts: no GPUDirect, or TCP where there may be better.
+
+    `between_hosts`: the transports."""
     for host in log.connections.hosts_without_gpu_direct():
         what = (
             "InfiniBand is used without GPUDirect RDMA (no GDRDMA in the connections of this host): "
@@ -424,7 +473,11 @@ def _network_findings(log: NcclLog, between_hosts: Collection[str]) -> Iterator[
 
 
 def _progress_findings(log: NcclLog) -> Iterator[RankedFinding]:
-    """Ranks that never finished their initialization, and ranks without a log."""
+    """Ranks that never finished their initialization, and ranks without a log:
+
+    problem: rank 3 on gpu-02: it began to initialize a communicator, and ...
+    note: every host: no log of 2 of 8 ranks, the first is rank 6
+    """
     ranks = log.ranks
     incomplete = [process for process in ranks.values() if not process.is_complete]
 

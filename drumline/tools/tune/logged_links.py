@@ -65,7 +65,10 @@ class LoggedProcess:
         return f"rank {self.rank} on {self.host}"
 
     def read_init(self, match: re.Match[str]) -> None:
-        """`match`: of INIT."""
+        """A communicator begins, or is complete. `match`: of INIT, as in
+
+        comm 0x55d0 rank 3 nranks 8 cudaDev 3 nvmlDev 3 ... - Init COMPLETE
+        """
         rank = int(match["rank"])
         size = int(match["size"])
         if size >= self.world_size:
@@ -125,6 +128,8 @@ class ChannelGroup:
 
 
 class LoggedLinks:
+    """The channels of all processes, and the links that they make."""
+
     def __init__(self) -> None:
         self.is_partial = False
         """Whether some connections were not kept."""
@@ -133,16 +138,21 @@ class LoggedLinks:
         """Whether one of its channels has GPUDirect."""
 
     def read_channel(self, process: LoggedProcess, match: re.Match[str]) -> None:
-        """`match`: of CHANNEL."""
+        """`match`: of CHANNEL, as in
+
+        Channel 02/0 : 1[1] -> 2[2] [send] via NET/IB/0/GDRDMA
+        """
         channel, number, source, target = match.groups()[:4]
         name = match["name"] or ""
         transport = f"{match['kind']}/{name.split()[0]}" if name else match["kind"]
-        if "GDRDMA" in match["options"]:
+        uses_gpu_direct = "GDRDMA" in match["options"]
+
+        if uses_gpu_direct:
             transport += "/GDRDMA"
 
         if match["kind"] == "NET" and name != "Socket":
-            has_gpu_direct = self._rdma_hosts.get(process.host, False)
-            self._rdma_hosts[process.host] = has_gpu_direct or transport.endswith("/GDRDMA")
+            used_it_before = self._rdma_hosts.get(process.host, False)
+            self._rdma_hosts[process.host] = used_it_before or uses_gpu_direct
 
         this_rank = target if match["way"] == "receive" else source
         group = ChannelGroup(
@@ -152,6 +162,7 @@ class LoggedLinks:
             int(target),
             process.possible_sizes(int(this_rank), max(int(source), int(target))),
         )
+
         if group in self._channels or len(self._channels) < MAX_CONNECTIONS:
             self._channels.setdefault(group, set()).add((channel, number or ""))
         else:

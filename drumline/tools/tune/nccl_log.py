@@ -29,22 +29,25 @@ ADDRESS = re.compile(
 
 class LoggedRoutes:
     """Networks of the interfaces of hosts, as the output of `ip route` and `ip address` in a log
-    shows them."""
+    shows them:
+
+        gpu-01: 10.0.0.0/16 dev eth0 proto kernel scope link src 10.0.0.4
+        gpu-01:     inet 10.0.0.4/16 brd 10.0.255.255 scope global eth0
+    """
 
     def __init__(self) -> None:
         self._networks: dict[tuple[str, str], ipaddress.IPv4Network] = {}
 
     def read(self, text: str, name: str) -> None:
         """`name`: of the file, for lines before which no launcher wrote a host."""
-        if " scope " not in text:
+        if " scope " not in text or len(self._networks) >= MAX_NETWORKS:
             return
 
         match = LINK_ROUTE.search(text) or ADDRESS.search(text)
-        if match is None or len(self._networks) >= MAX_NETWORKS:
+        if match is None:
             return
 
         host = text[: match.start()].strip(" []():|") or name
-
         with contextlib.suppress(ValueError):  # 300.0.0.0
             network = ipaddress.IPv4Network(match["network"], strict=False)
             self._networks[host, match["interface"]] = network
@@ -52,11 +55,11 @@ class LoggedRoutes:
     def shared_networks(self) -> dict[str, str]:
         """Two interfaces of a host whose networks overlap, in words; the first of each host."""
         shared: dict[str, str] = {}
-        pairs = combinations(self._networks.items(), 2)
-
-        for ((host, interface), network), ((other_host, other_interface), other_network) in pairs:
-            if host == other_host and network.overlaps(other_network):
-                words = f"{interface} and {other_interface} are in the same network ({network})"
+        for first, second in combinations(self._networks, 2):
+            host, interface = first
+            network = self._networks[first]
+            if second[0] == host and network.overlaps(self._networks[second]):
+                words = f"{interface} and {second[1]} are in the same network ({network})"
                 shared.setdefault(host, words)
 
         return shared
@@ -109,7 +112,10 @@ BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[0\])?([^\s:<>]{1,64}):([^\s<>]{
 
 
 class NcclLog:
-    """What the lines of one or several logs show."""
+    """What the lines of one or several logs show. NCCL's begin with a process, and have a level:
+
+    gpu-01:4711:4720 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
+    """
 
     def __init__(self) -> None:
         self.processes: dict[str, LoggedProcess] = {}
@@ -166,20 +172,14 @@ class NcclLog:
             self._read_foreign(line)
             return
 
-        version = VERSION.search(line)
-        # Banners have the version of CUDA, errors of torch only that of NCCL.
-        if version is not None and "+" in version[1]:
-            self.versions.add(version[1])
-        elif version is not None and ERROR_VERSION.fullmatch(version[1]):
-            self.versions_of_errors.add(version[1])
-
+        has_version = self._read_version(line)
         prefixes = [*PREFIX.finditer(line)]
         cut = CUT_PREFIX.search(line)
         if cut is not None and not prefixes:
             self._read_cut_line(line, cut)
             return
 
-        if version is not None and cut is None:
+        if has_version and cut is None:
             self.num_lines += 1  # a line of its own, without a level
 
         starts = [*(prefix.start() for prefix in prefixes), len(line)]
@@ -189,10 +189,26 @@ class NcclLog:
             process = self._process(prefix["host"], int(prefix["pid"]))
             self._read_message(process, prefix, prefix["source"], line[prefix.end() : end])
 
+    def _read_version(self, line: str) -> bool:
+        """Whether a line names the version of NCCL: `NCCL version 2.21.5+cuda12.4`. Banners have the
+        version of CUDA, errors of torch only that of NCCL."""
+        match = VERSION.search(line)
+        if match is None:
+            return False
+
+        version = match[1]
+        if "+" in version:
+            self.versions.add(version)
+        elif ERROR_VERSION.fullmatch(version):
+            self.versions_of_errors.add(version)
+
+        return True
+
     def _read_foreign(self, text: str) -> None:
         """A line, or its beginning, that NCCL did not write."""
         if not text:
             return
+
         if match := INTERFACE.search(text):
             self._interface = match[1].strip("\"'")
 
@@ -224,11 +240,16 @@ class NcclLog:
         elif match := INIT.search(text):
             process.read_init(match)
         elif match := DEVICES.match(text):
-            self.faults.context.read(text, LinePlace(self._file, 0))
-            for number, device, details in DEVICE.findall(match[2].partition("; OOB")[0]):
-                process.devices[f"{match[1]}/{number}"] = f"{device} {details}".strip()
+            self._read_devices(process, match)
         else:
             self._read_setting(process, text)
+
+    def _read_devices(self, process: LoggedProcess, match: re.Match[str]) -> None:
+        """`NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE; OOB eth0:10.0.0.4<0>`."""
+        self.faults.context.read(match[0], LinePlace(self._file, 0))
+        devices, _, _ = match[2].partition("; OOB")
+        for number, device, details in DEVICE.findall(devices):
+            process.devices[f"{match[1]}/{number}"] = f"{device} {details}".strip()
 
     def _read_setting(self, process: LoggedProcess, text: str) -> None:
         """What a process chose or was given, and conditions that may explain a fault."""
@@ -266,14 +287,17 @@ class NcclLog:
         """Two processes that write into one line put the end of one before the other's host
         name."""
         origin = f"{host}:{pid}"
-        if origin not in self.processes:
-            suffixes = (origin[start:] for start in range(1, len(host)))
-            longer_name = next((name for name in suffixes if name in self.processes), None)
-            self.processes[origin] = (
-                self.processes[longer_name] if longer_name else LoggedProcess(host=host, pid=pid)
-            )
+        if origin in self.processes:
+            return self.processes[origin]
 
-        return self.processes[origin]
+        process = LoggedProcess(host=host, pid=pid)
+        for start in range(1, len(host)):
+            if origin[start:] in self.processes:
+                process = self.processes[origin[start:]]
+                break
+
+        self.processes[origin] = process
+        return process
 
     # What they show
 
@@ -299,6 +323,7 @@ class NcclLog:
         return dict(sorted(by_rank.items()))
 
     def links(self) -> list[LoggedLink]:
+        """How ranks send to each other."""
         return self.connections.links(self.world_size)
 
     def differing_versions(self) -> list[str]:

@@ -47,7 +47,11 @@ class TunedVariable:
     """As `hostname` prints them; empty: all."""
 
     def line(self) -> str:
-        """A line for a shell."""
+        """A line for a shell, for all hosts or for some:
+
+        export NCCL_SOCKET_IFNAME=eth0  # NCCL would also use docker0 (172.17.0.1), ...
+        case "$(hostname)" in a|b) export OMP_NUM_THREADS=8;; esac  # a process may use 8 of ...
+        """
         command = str(VariableFix(self.name, self.value))
         if self.hosts:
             names = "|".join(map(shlex.quote, self.hosts))
@@ -58,7 +62,9 @@ class TunedVariable:
 
 def tuned_variables(findings: Sequence[Finding], hosts: Mapping[str, Facts]) -> list[TunedVariable]:
     """One for each variable and value, from findings whose fix is a variable; for a host the first
-    one counts. `hosts`: the facts, by the name that findings have."""
+    one counts.
+
+    `hosts`: the facts, by the name that findings have."""
     chosen: dict[str, dict[str, Finding]] = {}
     for finding in findings:
         if finding.variable is not None and finding.level != "note":
@@ -85,10 +91,11 @@ def _variables_of(
     for value, needing in hosts_by_value.items():
         reason = findings_of_host[needing[0]].what
         without = [host for host in hosts if host not in needing]
+        host_names: list[str] = []
+
         # Where only some hosts need it, and it changes nothing or is right on all of the others, it
         # is set on all.
         fits_all = all(_fits(hosts[host], name, value) for host in without)
-        host_names: list[str] = []
         if len(hosts_by_value) > 1 or not fits_all:
             host_names = [hosts[host]["host"] if host in hosts else host for host in needing]
         elif without:
@@ -120,8 +127,8 @@ def tuning_findings(hosts: Mapping[str, Facts], survey: Survey | None = None) ->
 
     if survey is not None and len(hosts) > 1:
         findings += _nccl_interfaces(gpu_hosts, survey)
-        sockets = [*_sockets(gpu_hosts, survey)]
-        findings += [_warning("sockets", host, *socket) for socket in sockets for host in hosts]
+        for what, variable in _sockets(gpu_hosts, survey):
+            findings += [_warning("sockets", host, what, variable) for host in hosts]
 
     return findings
 
@@ -132,6 +139,7 @@ def _warning(
     what: str,
     variable: VariableFix,
 ) -> Finding:
+    """A variable that would help a host; the fix is the line that sets it."""
     return Finding("warning", check, host, what, str(variable), variable=variable)
 
 
@@ -140,24 +148,31 @@ def _threads(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
     for host, facts in hosts.items():
         cpus = facts["cpus"]
         ranks = max(1, num_visible_gpus(facts))
-        threads = facts["threads"] or ""
         usable = int(min(cpus["usable"], cpus["quota"] or cpus["usable"]))
+        what = _too_many_threads(facts["threads"] or "", ranks, usable, cpus["count"])
 
-        if threads.isdigit() and int(threads) * ranks > max(usable, ranks):
-            what = (
-                f"{ranks} ranks with OMP_NUM_THREADS={threads} are more threads than the {usable} "
-                "processors it may use"
-            )
-        elif not threads and usable < cpus["count"]:
-            what = (
-                f"a process may use {usable} of {cpus['count']} processors, and would start a thread "
-                "for each of them"
-            )
-        else:
-            continue
+        if what is not None:
+            fix = VariableFix("OMP_NUM_THREADS", str(max(1, usable // ranks)))
+            yield _warning("threads", host, what, fix)
 
-        fix = VariableFix("OMP_NUM_THREADS", str(max(1, usable // ranks)))
-        yield _warning("threads", host, what, fix)
+
+def _too_many_threads(threads: str, ranks: int, usable: int, count: int) -> str | None:
+    """Whether the ranks of a host start more threads than it has processors for them.
+
+    `threads`: OMP_NUM_THREADS, empty where it is not set; `usable`: of `count` processors."""
+    if not threads and usable < count:
+        return (
+            f"a process may use {usable} of {count} processors, and would start a thread "
+            "for each of them"
+        )
+
+    if threads.isdigit() and int(threads) * ranks > max(usable, ranks):
+        return (
+            f"{ranks} ranks with OMP_NUM_THREADS={threads} are more threads than the {usable} "
+            "processors it may use"
+        )
+
+    return None
 
 
 def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -174,6 +189,7 @@ def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
                 "install aws-ofi-nccl (/opt/amazon/ofi-nccl), and add its folder to LD_LIBRARY_PATH"
             )
             yield Finding("problem", "EFA", host, what, fix)
+
         elif name != PLUGIN and "NCCL_NET_PLUGIN" not in facts["variables"]:
             what = (
                 f"EFA's plugin is called {name}, and NCCL looks for {PLUGIN} only: it would use TCP"
@@ -183,7 +199,7 @@ def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
 
 
 def _missing_infiniband(hosts: Mapping[str, Facts]) -> str | None:
-    """NCCL connects only hosts that all have such cards."""
+    """NCCL connects only hosts that all have such cards: which of them have, and which do not."""
     have = [host for host, facts in hosts.items() if _cards(facts, "InfiniBand", "RoCE")]
     lack = [host for host in hosts if host not in have]
     if not have or not lack:
@@ -220,27 +236,19 @@ def _nccl_interfaces(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Fin
             continue
 
         unreached = _unreached_interfaces(survey, number)
-        if unreached:
-            names = [interface["name"] for interface in host.interfaces]
-            is_prefix = any(longer.startswith(name) and longer != name for longer in names)
-            fix = VariableFix(NCCL_VARIABLE, f"={name}" if is_prefix else name)
-            what = f"NCCL would also use {join_names(unreached)}, which no other host reaches; {name} ({works}) works"
-            yield _warning("interface", host.name, what, fix)
+        if not unreached:
+            continue
+
+        # NCCL takes a name for a prefix: `eth1` is `eth10`, too.
+        names = [interface["name"] for interface in host.interfaces]
+        is_prefix = any(longer.startswith(name) and longer != name for longer in names)
+        fix = VariableFix(NCCL_VARIABLE, f"={name}" if is_prefix else name)
+        what = f"NCCL would also use {join_names(unreached)}, which no other host reaches; {name} ({works}) works"
+        yield _warning("interface", host.name, what, fix)
 
 
 def _unreached_interfaces(survey: Survey, number: int) -> list[str]:
     """Those of a host that NCCL would use and no other host reaches: `eth1 (10.1.0.1)`."""
-    interfaces = survey.hosts[number].interfaces
-    # With IP over InfiniBand it uses that alone.
-    over_ib = [
-        interface
-        for interface in interfaces
-        if interface["name"].startswith("ib") and interface["is_up"] and interface["address"]
-    ]
-    usable = over_ib or [
-        interface for interface in interfaces if not interface["name"].startswith(NCCL_LAST)
-    ]
-
     tried: set[str] = set()
     reached: set[str] = set()
     for edge in edges_into(survey, number):
@@ -251,36 +259,60 @@ def _unreached_interfaces(survey: Survey, number: int) -> list[str]:
 
     return [
         f"{interface['name']} ({interface['address']})"
-        for interface in usable
+        for interface in _nccl_choice(survey.hosts[number].interfaces)
         if interface["address"] in tried - reached
     ]
 
 
+def _nccl_choice(interfaces: Sequence[Facts]) -> list[Facts]:
+    """The interfaces that NCCL uses by itself: with IP over InfiniBand that alone."""
+    over_ib = [
+        interface
+        for interface in interfaces
+        if interface["name"].startswith("ib") and interface["is_up"] and interface["address"]
+    ]
+    if over_ib:
+        return over_ib
+
+    return [interface for interface in interfaces if not interface["name"].startswith(NCCL_LAST)]
+
+
 def _sockets(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[tuple[str, VariableFix]]:
-    """Over TCP NCCL opens one connection between two GPUs, which may not fill a fast link."""
+    """Over TCP NCCL opens one connection between two GPUs, which may not fill a fast link: what is
+    seen of that, and the variable that adds connections."""
     if len(hosts) < 2 or all(facts["cards"]["rdma"] for facts in hosts.values()):
         return
 
+    slowest_gbit = _slowest_gbit(hosts, survey)
+    if slowest_gbit < FAST_GBIT:
+        return
+
+    slowest = slowest_gbit * GBIT
+    measured = survey.usual_speed()
+    if not 0 < measured < FULL_SHARE * slowest:
+        return
+
+    what = f"one connection carries {bit_rate(measured)} of the link's {bit_rate(slowest)}, and there is no InfiniBand"
+    yield what, VariableFix("NCCL_SOCKET_NTHREADS", str(SOCKET_THREADS))
+
+    per_thread = min(MAX_PER_THREAD, math.ceil(slowest / measured / SOCKET_THREADS))
+    if per_thread > 1:
+        what = f"{SOCKET_THREADS * per_thread} connections fill the link"
+        yield what, VariableFix("NCCL_NSOCKS_PERTHREAD", str(per_thread))
+
+
+def _slowest_gbit(hosts: Mapping[str, Facts], survey: Survey) -> float:
+    """The rate of the slowest card by which hosts reach each other; 0: not known, or NCCL opens
+    several connections on these by itself."""
     links = [
         hosts[host.name]["cards"]["interfaces"].get(host.interface_of(host.address), {})
         for host in survey.hosts
         if host.absent is None and host.name in hosts
     ]
     if any(link.get("vendor") in KNOWN_VENDORS for link in links):
-        return
+        return 0.0
 
-    slowest_gbit = min((link.get("gbit") or 0.0 for link in links), default=0.0)
-    slowest = slowest_gbit * GBIT
-    measured = survey.usual_speed()
-    if slowest_gbit < FAST_GBIT or not 0 < measured < FULL_SHARE * slowest:
-        return
-
-    what = f"one connection carries {bit_rate(measured)} of the link's {bit_rate(slowest)}, and there is no InfiniBand"
-    yield what, VariableFix("NCCL_SOCKET_NTHREADS", str(SOCKET_THREADS))
-    per_thread = min(MAX_PER_THREAD, math.ceil(slowest / measured / SOCKET_THREADS))
-    if per_thread > 1:
-        what = f"{SOCKET_THREADS * per_thread} connections fill the link"
-        yield what, VariableFix("NCCL_NSOCKS_PERTHREAD", str(per_thread))
+    return min((link.get("gbit") or 0.0 for link in links), default=0.0)
 
 
 def _cards(facts: Facts, *kinds: str) -> list[str]:

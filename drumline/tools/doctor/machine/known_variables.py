@@ -1,5 +1,9 @@
 """The variables of NCCL, gloo, torch, CUDA and libfabric: what they do (`variables.toml`), and
-which are set wrong."""
+which are set wrong.
+
+warning: NCCL_DEBUG=TRACE: writes a line per call, if it is compiled in at all
+warning: NCCL_SOCKET_IFNAM is not a known variable; did you mean NCCL_SOCKET_IFNAME?
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,8 @@ SIMILARITY = 0.85
 
 
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are set, by name; the value only of variables that we know."""
+    """The variables that are set, by name; the value only of variables that we know, since others may
+    be secrets: `{'NCCL_DEBUG': 'INFO', 'CUDA_X_TOKEN': '(set; not shown)'}`."""
     shown = {}
     for name, value in sorted(environment.items()):
         if not name.startswith(PREFIXES):
@@ -59,7 +64,10 @@ def meaning(name: str) -> str:
 
 
 def variable_faults(facts: Mapping[str, Any]) -> Iterator[Fault]:
-    """Variables that slow or break a run, old names and misspelt ones."""
+    """Variables that slow or break a run, old names and misspelt ones:
+
+    NCCL_ASYNC_ERROR_HANDLING=1 is a deprecated name; it is now TORCH_NCCL_ASYNC_ERROR_HANDLING
+    """
     for name, value in facts["variables"].items():
         if broken := _broken_rule(RENAMED.get(name, name), value):
             level, reason = broken

@@ -1,5 +1,9 @@
 """What is wrong with one machine, from its facts only, so that local and remote hosts get the same
-messages."""
+messages:
+
+problem: gpu-01: torch 2.6.0 is older than 2.11
+warning: gpu-01: already in use: GPU 0 by python (pid 4711)
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,9 @@ BRIDGES = ("docker", "br-", "virbr", "veth", "cni", "podman", "lxcbr", "lxdbr")
 
 
 def machine_findings(facts: Facts, *, many_hosts: bool = False) -> list[Finding]:
-    """`many_hosts`: the job runs on other hosts too, so they must reach this one."""
+    """All that is wrong with a machine, in the order of the report.
+
+    `many_hosts`: the job runs on other hosts too, so they must reach this one."""
     checks: tuple[tuple[str, Callable[[Facts], Iterator[Fault]]], ...] = (
         ("torch", _torch),
         ("driver", _driver),
@@ -77,11 +83,16 @@ def machine_findings(facts: Facts, *, many_hosts: bool = False) -> list[Finding]
 
 
 def _torch(facts: Facts) -> Iterator[Fault]:
-    """Whether torch is new enough, and built for the GPUs of this machine."""
+    """Whether torch is new enough, and built for the GPUs of this machine.
+
+    problem: torch is not installed for /usr/bin/python3
+    problem: torch 2.13.0+cpu was built without CUDA and cannot use the 8 GPUs
+    """
     torch = facts["torch"]
     cuda = facts["cuda"]
     gpus = facts["gpus"]
     install = "pip install 'torch>=2.11'"
+
     if torch is None:
         yield Fault("problem", f"torch is not installed for {facts['executable']}", install)
     elif _numbers(torch)[:2] < MIN_TORCH:
@@ -94,7 +105,11 @@ def _torch(facts: Facts) -> Iterator[Fault]:
 
 
 def _driver(facts: Facts) -> Iterator[Fault]:
-    """Whether the driver answers, and is new enough for the CUDA of torch."""
+    """Whether the driver answers, and is new enough for the CUDA of torch.
+
+    problem: driver 470.82 is too old for CUDA 12.4, which torch was built for: 525.60.13 or later ...
+    warning: nvidia-smi did not answer within 1.8 s
+    """
     cuda = facts["cuda"]
     driver = facts["driver"]
     if facts["gpu_error"]:
@@ -112,7 +127,10 @@ def _driver(facts: Facts) -> Iterator[Fault]:
 
 def num_visible_gpus(facts: Facts) -> int:
     """How many GPUs torch sees: CUDA reads the list up to the first entry it cannot use, without a
-    warning."""
+    warning.
+
+    `0,1,9,2` on a host with 8 GPUs are 2; `0,0` are none.
+    """
     value = facts.get("visible_gpus")
     gpus = facts.get("gpus", [])
     if facts.get("cuda") is None or value is None:
@@ -123,7 +141,12 @@ def num_visible_gpus(facts: Facts) -> int:
 
 
 def _visible_gpus(facts: Facts) -> Iterator[Fault]:
-    """Entries of CUDA_VISIBLE_DEVICES that hide GPUs."""
+    """Entries of CUDA_VISIBLE_DEVICES that hide GPUs:
+
+    CUDA_VISIBLE_DEVICES=-1 hides 8 GPUs from torch
+    CUDA_VISIBLE_DEVICES=0,0,1 lists 0 twice, so torch sees no GPU at all
+    CUDA_VISIBLE_DEVICES=0,9 lists '9', which is not one of the 8 GPUs of this host: torch sees ...
+    """
     value = facts["visible_gpus"]
     gpus = facts["gpus"]
     if value is None or not gpus:
@@ -132,17 +155,15 @@ def _visible_gpus(facts: Facts) -> Iterator[Fault]:
     setting = f"{VISIBLE_GPUS}={value}"
     num_gpus = plural(len(gpus), "GPU")
     words = _words(value)
-    fix = f"unset {VISIBLE_GPUS}, or export {VISIBLE_GPUS}={','.join(str(gpu['index']) for gpu in gpus)}"
+    indices = ",".join(str(gpu["index"]) for gpu in gpus)
+    fix = f"unset {VISIBLE_GPUS}, or export {VISIBLE_GPUS}={indices}"
     if words[0] in ("", "-1", "NoDevFiles"):
         yield Fault("problem", f"{setting} hides {num_gpus} from torch", fix)
         return
 
     if twice := sorted({word for word in words if words.count(word) > 1}):
-        yield Fault(
-            "problem",
-            f"{setting} lists {join_names(twice)} twice, so torch sees no GPU at all",
-            fix,
-        )
+        what = f"{setting} lists {join_names(twice)} twice, so torch sees no GPU at all"
+        yield Fault("problem", what, fix)
 
     if (num_usable := _num_known(words, gpus)) < len(words):
         visible = f"torch sees only the first {num_usable}" if num_usable else "torch sees none"
@@ -151,11 +172,15 @@ def _visible_gpus(facts: Facts) -> Iterator[Fault]:
 
 
 def _words(value: str) -> list[str]:
+    """`0, 1` as ['0', '1']."""
     return [word.strip() for word in value.split(",")]
 
 
 def _num_known(words: list[str], gpus: list[Facts]) -> int:
-    """How many of these come before the first that is not a GPU of this machine."""
+    """How many of these come before the first that is not a GPU of this machine.
+
+    A slice of a GPU (MIG) counts as one: nvidia-smi lists it elsewhere.
+    """
     for place, word in enumerate(words):
         is_uuid = word.startswith("GPU-") and any(gpu["uuid"].startswith(word) for gpu in gpus)
         is_index = word.isdigit() and int(word) < len(gpus)
@@ -167,7 +192,11 @@ def _num_known(words: list[str], gpus: list[Facts]) -> int:
 
 
 def _gpus(facts: Facts) -> Iterator[Fault]:
-    """GPUs that differ, and those that other processes use."""
+    """GPUs that differ, and those that other processes use:
+
+    the GPUs differ, and the slowest one slows all of them: NVIDIA H100: 0 and 1; NVIDIA A100: 2
+    already in use: GPU 0 by python (pid 4711)
+    """
     models: dict[str, list[str]] = {}
     for gpu in facts["gpus"]:
         models.setdefault(gpu["name"], []).append(str(gpu["index"]))
@@ -179,9 +208,7 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
         what = f"the GPUs differ, and the slowest one slows all of them: {shown}"
         yield Fault("warning", what, fix)
 
-    busy = [
-        gpu for gpu in facts["gpus"] if gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES
-    ]
+    busy = [gpu for gpu in facts["gpus"] if _is_busy(gpu)]
     if busy:
         free = ",".join(str(gpu["index"]) for gpu in facts["gpus"] if gpu not in busy)
         fix = "stop them if they are yours"
@@ -189,6 +216,11 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
             fix += f", or export {VISIBLE_GPUS}={free}"
 
         yield Fault("warning", f"already in use: {join_names(map(_use, busy))}", fix)
+
+
+def _is_busy(gpu: Facts) -> bool:
+    """Whether a process uses it, also one that is not visible from here, as in another container."""
+    return gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES
 
 
 def _use(gpu: Facts) -> str:
@@ -207,7 +239,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _shared_memory(facts: Facts) -> Iterator[Fault]:
-    """Whether DataLoader workers and NCCL have enough of it."""
+    """Whether DataLoader workers and NCCL have enough of it:
+
+    /dev/shm has 12 MiB free of 64 MiB, less than the 128 MiB needed: DataLoader workers and NCCL ...
+    """
     shm = facts["shm"]
     if shm is None:
         what = f"there is no {SHM}, through which DataLoader workers and NCCL pass tensors"
@@ -236,7 +271,10 @@ def _shared_memory(facts: Facts) -> Iterator[Fault]:
 
 
 def _open_files(facts: Facts) -> Iterator[Fault]:
-    """Whether the limit of a process is high enough."""
+    """Whether the limit of a process is high enough:
+
+    a process may have 1024 open files; DataLoader workers and connections to other ranks may need ...
+    """
     soft = facts["open_files"]["soft"]
     hard = facts["open_files"]["hard"]
     if soft is None or soft > COMMON_OPEN_FILES:
@@ -252,12 +290,16 @@ def _open_files(facts: Facts) -> Iterator[Fault]:
 
 
 def _memory(facts: Facts) -> Iterator[Fault]:
-    """What is free, within the limit of the container."""
+    """What is free, within the limit of the container:
+
+    512 MiB of memory is free, of the container's limit of 4 GiB: a rank with DataLoader workers ...
+    """
     memory = facts["memory"]
     limit = memory["limit_bytes"]
-    free = min(n for n in (memory["available_bytes"], limit, memory["bytes"]) if n is not None)
+    most = limit or memory["bytes"]
+    free = min(memory["available_bytes"], most)
     if free < MIN_MEMORY:
-        total = memory_size(limit or memory["bytes"])
+        total = memory_size(most)
         of = f"the container's limit of {total}" if limit else total
         what = f"{memory_size(free)} of memory is free, of {of}: a rank with DataLoader workers needs more"
         fix = "stop other processes, or give the container more memory (docker run --memory)"
@@ -265,7 +307,11 @@ def _memory(facts: Facts) -> Iterator[Fault]:
 
 
 def _disk(facts: Facts) -> Iterator[Fault]:
-    """Whether the run can be saved in its folder, and stays there."""
+    """Whether the run can be saved in its folder, and stays there:
+
+    cannot write to /data, where the run will be saved: Permission denied
+    the run will be saved in memory, and lost when the machine stops (/tmp is tmpfs)
+    """
     disk = facts["disk"]
     if "unreachable" in disk:
         what = f"the file system of {disk['folder']} does not respond: {disk['unreachable']}"
@@ -288,7 +334,9 @@ def _disk(facts: Facts) -> Iterator[Fault]:
 
 
 def _folder(facts: Facts, *, name: str) -> Iterator[Fault]:
-    """Whether the code or the data is there. `name`: which of them."""
+    """Whether the code or the data is there: `the data folder /data/train is empty`.
+
+    `name`: which of them."""
     folder_facts = facts[name]
     if folder_facts is None:
         return
@@ -309,7 +357,10 @@ def _folder(facts: Facts, *, name: str) -> Iterator[Fault]:
 
 
 def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
-    """Whether the name of this host resolves to an address that others reach."""
+    """Whether the name of this host resolves to an address that others reach:
+
+    its host name resolves to 127.0.1.1 on itself, which no other host can reach
+    """
     host = facts["host"]
     outer = _outer_interface(facts)
     address = outer["address"] if outer else "ADDRESS"
@@ -326,7 +377,11 @@ def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
 
 def _interface(facts: Facts, *, library: str, many_hosts: bool) -> Iterator[Fault]:
     """The interface that gloo or NCCL would use. With several hosts, which of them is reached is
-    tried (`pair_checks.py`)."""
+    tried (`pair_checks.py`).
+
+    NCCL_SOCKET_IFNAME=eth9 names no interface of this host, which has lo 127.0.0.1 and eth0 10.0.0.4
+    gloo would use docker0 172.17.0.1 (GLOO_SOCKET_IFNAME is not set), a bridge inside this host
+    """
     variable = GLOO_VARIABLE if library == "gloo" else NCCL_VARIABLE
     value = facts["variables"].get(variable)
     outer = _outer_interface(facts)
@@ -335,11 +390,8 @@ def _interface(facts: Facts, *, library: str, many_hosts: bool) -> Iterator[Faul
 
     chosen = facts[f"{library.lower()}_interface"]
     fix = VariableFix(variable, outer["name"]) if outer else f"export {variable}=NAME"
-    usable = {
-        interface["name"]: interface["address"]
-        for interface in facts["interfaces"]
-        if interface["address"]
-    }
+    addresses = {interface["name"]: interface["address"] for interface in facts["interfaces"]}
+    usable = {name: address for name, address in addresses.items() if address}
     if chosen not in usable:
         if value is not None:
             names = join_names(f"{name} {address}" for name, address in usable.items())
@@ -375,7 +427,8 @@ def _outer_interface(facts: Facts) -> Facts | None:
 
 
 def _processors(facts: Facts) -> Iterator[Fault]:
-    """Whether there are enough for the GPUs."""
+    """Whether there are enough for the GPUs: `a process may use 2 of this host's 64 processors for 8
+    GPUs: DataLoader workers will compete for them`."""
     cpus = facts["cpus"]
     usable = min(cpus["usable"], cpus["quota"] or cpus["usable"])
     num_gpus = len(facts["gpus"])

@@ -72,6 +72,8 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class HostSettings:
+    """What of the run is inspected: its environment and its folders."""
+
     environment: Environment
     run_folder: str = "."
     code: str | None = None
@@ -79,7 +81,10 @@ class HostSettings:
 
 
 def host_facts(settings: HostSettings) -> dict[str, Any]:
-    """Everything about this machine, and about the folders of the run on it."""
+    """Everything about this machine, and about the folders of the run on it.
+
+    Slow parts run in threads meanwhile, each with the time that is left.
+    """
     deadline = time.monotonic() + TIME_LIMIT_S
     environment = settings.environment
     code = settings.code
@@ -179,6 +184,7 @@ def gpu_facts(environment: Environment) -> Facts:
         return {**from_kernel, "gpu_error": error}
 
     def query(flag: str) -> subprocess.CompletedProcess[str]:
+        """One question to nvidia-smi, whose answer is CSV without a header."""
         return subprocess.run(
             [program, flag, "--format=csv,noheader,nounits"],
             stdin=subprocess.DEVNULL,
@@ -213,7 +219,7 @@ def gpu_facts(environment: Environment) -> Facts:
 
 def _known_to_kernel() -> Facts:
     """In nvidia-smi's place, which without persistence mode may be too slow: no memory and no
-    processes."""
+    processes. The driver's folder in /proc has a file for each GPU."""
     driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FOLDER / "version"))
     gpus = []
 
@@ -234,7 +240,11 @@ def _known_to_kernel() -> Facts:
 
 
 def read_nvidia_smi(gpus: str, processes: str) -> Facts:
-    """From its two outputs, in CSV without a header and units."""
+    """From its two outputs, in CSV without a header and units:
+
+    0, GPU-5a1f..., NVIDIA H100 80GB HBM3, 81559, 1024, 550.54.15
+    GPU-5a1f..., 4711, /usr/bin/python3
+    """
     rows = _rows(gpus, GPU_FIELDS)
     apps = _rows(processes, PROCESS_FIELDS)
     listed = [
@@ -266,12 +276,13 @@ def _process(row: Mapping[str, str]) -> Facts:
 
 
 def _rows(text: str, fields: Sequence[str]) -> list[dict[str, str]]:
-    """The lines of nvidia-smi that have all fields, by field."""
+    """The lines of nvidia-smi that have all fields, by field: `{'index': '0', 'uuid': 'GPU-5a1f...'}`."""
     rows = csv.reader(text.splitlines(), skipinitialspace=True)
     return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
 
 
 def _number(text: str) -> int | None:
+    """None for text such as `[N/A]`."""
     return int(text) if text.isdigit() else None
 
 
@@ -293,7 +304,8 @@ def file_text(path: Path) -> str:
 
 
 def installed_packages() -> dict[str, str]:
-    """Versions by name; if there are two of the same name, the one that would be imported."""
+    """Versions by name; if there are two of the same name, the one that would be imported:
+    `{'numpy': '2.3.1', 'torch': '2.13.0'}`."""
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         metadata = distribution.metadata
@@ -314,21 +326,15 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
         spec = None
 
     if spec is None or spec.origin is None:
-        return {
-            "torch": None,
-            "cuda": None,
-            "nccl": None,
-        }
+        return dict.fromkeys(("torch", "cuda", "nccl"))
 
     # torch's own version.py has more than the package's metadata: `2.13.0+cu128`.
-    values = dict(TEXT_CONSTANT.findall(file_text(Path(spec.origin).with_name("version.py"))))
+    source = file_text(Path(spec.origin).with_name("version.py"))
+    values = dict(TEXT_CONSTANT.findall(source))
     cuda = values.get("cuda")
     nccl = [packages[name] for name in packages if re.fullmatch(r"nvidia-nccl(-cu\d+)?", name)]
     if cuda and not nccl:
-        # Built against the system's NCCL, whose version is in the name of its file.
-        for folder in NCCL_FOLDERS:
-            names = sorted(file.name for file in Path(folder).glob("libnccl.so.*.*.*"))
-            nccl += [match[1] for name in names if (match := NCCL_FILE.search(name))]
+        nccl = _system_nccl()
 
     version = values.get("__version__") or packages.get("torch", "?")
     return {
@@ -338,19 +344,28 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
     }
 
 
+def _system_nccl() -> list[str]:
+    """The versions of the system's NCCL, which are in the names of its files: `libnccl.so.2.27.3`."""
+    versions = []
+    for folder in NCCL_FOLDERS:
+        for file in sorted(Path(folder).glob("libnccl.so.*.*.*")):
+            if match := NCCL_FILE.search(file.name):
+                versions.append(match[1])
+
+    return versions
+
+
 # Network cards, from /sys
 
 
 def card_facts(environment: Environment) -> Facts:
     """`rdma`: a card for each active port; `interfaces`: `gbit` and `vendor` by name, where the
     kernel knows them; `nccl_plugin`: its path, or None."""
+    cards = _entries(SYSTEM_CLASSES / "infiniband")
+    devices = _entries(SYSTEM_CLASSES / "net")
     return {
-        "rdma": [
-            port for card in _entries(SYSTEM_CLASSES / "infiniband") for port in _active_ports(card)
-        ],
-        "interfaces": {
-            interface.name: _interface(interface) for interface in _entries(SYSTEM_CLASSES / "net")
-        },
+        "rdma": [port for card in cards for port in _active_ports(card)],
+        "interfaces": {device.name: _interface(device) for device in devices},
         "nccl_plugin": _plugin(environment.get("LD_LIBRARY_PATH", "")),
     }
 
@@ -364,7 +379,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _active_ports(card: Path) -> list[dict[str, str]]:
-    """A name and a kind for each active port of a card."""
+    """A name and a kind for each active port of a card: `{'name': 'mlx5_0', 'kind': 'RoCE'}`."""
     is_efa = (card / "device" / "driver").resolve().name == EFA_DRIVER
     active = []
     for port in _entries(card / "ports"):
@@ -376,7 +391,7 @@ def _active_ports(card: Path) -> list[dict[str, str]]:
 
 
 def _interface(folder: Path) -> Facts:
-    """The speed and the vendor of a network interface."""
+    """The speed and the vendor of a network interface: `{'gbit': 100.0, 'vendor': '0x15b3'}`."""
     speed = file_text(folder / "speed").strip()  # in Mbit/s; -1: unknown
     gbit = int(speed) / 1000 if speed.isdigit() else None
     return {"gbit": gbit, "vendor": file_text(folder / "device" / "vendor").strip() or None}
@@ -385,8 +400,13 @@ def _interface(folder: Path) -> Facts:
 def _plugin(library_path: str) -> str | None:
     """The path of the first network plugin of NCCL."""
     folders = [*filter(None, library_path.split(":")), *PLUGIN_FOLDERS]
-    files = (Path(folder, name) for folder in folders for name in NCCL_PLUGINS)
-    return next((str(file) for file in files if file.is_file()), None)
+    for folder in folders:
+        for name in NCCL_PLUGINS:
+            file = Path(folder, name)
+            if file.is_file():
+                return str(file)
+
+    return None
 
 
 # Network and folders
@@ -411,6 +431,7 @@ def _network_facts(resolving: Future[list[str]], environment: Environment) -> Fa
     host_interfaces = interfaces()
     gloo = None if is_gloo_blocked else gloo_interface(host_interfaces, environment)
     nccl = nccl_interface(host_interfaces, environment)
+
     return {
         "addresses": addresses,
         "name_error": name_error,
@@ -438,7 +459,10 @@ def _folder_facts(facts: Future[Any], folder: str | None, deadline: float) -> An
 def disk_facts(folder: Path) -> Facts:
     """The disk of the folder, or of where it will be created; `error`: why nothing can be written
     there."""
-    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    parent = folder.absolute()
+    while not parent.exists():
+        parent = parent.parent
+
     refusal = ""
 
     try:
@@ -448,19 +472,21 @@ def disk_facts(folder: Path) -> Facts:
     except OSError as error:
         refusal = error.strerror or str(error)
 
+    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
     return {
         "folder": str(folder),
         "parent": str(parent),
         **_space(parent),
         "error": refusal,
-        "file_system": file_system_of(
-            parent, Path("/proc/self/mounts").read_text(encoding="utf-8")
-        ),
+        "file_system": file_system_of(parent, mounts),
     }
 
 
 def file_system_of(folder: Path, mounts: str) -> str:
-    """`ext4`, `nfs4`, ...: the type of the nearest mount above the folder."""
+    """`ext4`, `nfs4`, ...: the type of the nearest mount above the folder. A line of `mounts`:
+
+    server:/export /data nfs4 rw,relatime,vers=4.2 0 0
+    """
     resolved = folder.resolve()
     above = {str(path) for path in (resolved, *resolved.parents)}
     nearest = ""

@@ -17,7 +17,12 @@ CLOCK = {
 
 
 def machine_rows(facts: Facts) -> list[tuple[str, str]]:
-    """The most important facts first."""
+    """The most important facts first:
+
+    host           gpu-01 (10.0.0.4), Linux 6.8.0 x86_64
+    torch          2.13.0+cu128, CUDA 12.8, NCCL 2.27.3
+    memory         2 TiB, 1.8 TiB free
+    """
     cpus = facts["cpus"]
     memory = facts["memory"]
     disk = facts["disk"]
@@ -25,22 +30,17 @@ def machine_rows(facts: Facts) -> list[tuple[str, str]]:
     open_files = facts["open_files"]["soft"]
     built = f"CUDA {facts['cuda']}, NCCL {facts['nccl'] or '?'}" if facts["cuda"] else "for the CPU"
     quota = f", the container's quota is {cpus['quota']:g}" if cpus["quota"] else ""
-    limit = (
-        f", the container's limit is {memory_size(memory['limit_bytes'])}"
-        if memory["limit_bytes"]
-        else ""
-    )
-    run_folder = (
-        f" ({disk['file_system']}, {_free(disk)})"
-        if "file_system" in disk
-        else f": {disk['unreachable']}"
-    )
+    limit = ""
+    if memory["limit_bytes"]:
+        limit = f", the container's limit is {memory_size(memory['limit_bytes'])}"
 
+    run_folder = f": {disk.get('unreachable')}"
+    if "file_system" in disk:
+        run_folder = f" ({disk['file_system']}, {_free(disk)})"
+
+    addresses = ", ".join(facts["addresses"]) or facts["name_error"]
     return [
-        (
-            "host",
-            f"{facts['host']} ({', '.join(facts['addresses']) or facts['name_error']}), {facts['platform']}",
-        ),
+        ("host", f"{facts['host']} ({addresses}), {facts['platform']}"),
         ("Python", f"{facts['python']}, {facts['executable']}"),
         ("torch", f"{facts['torch']}, {built}" if facts["torch"] else "not installed"),
         ("driver", facts["driver"] or "none"),
@@ -68,11 +68,10 @@ def machine_rows(facts: Facts) -> list[tuple[str, str]]:
 
 def _gpu(gpu: Facts) -> str:
     """`NVIDIA H100, 80 GiB`; without the memory where it is unknown."""
-    return (
-        f"{gpu['name']}, {memory_size(gpu['memory_bytes'])}"
-        if gpu["memory_bytes"]
-        else str(gpu["name"])
-    )
+    if not gpu["memory_bytes"]:
+        return str(gpu["name"])
+
+    return f"{gpu['name']}, {memory_size(gpu['memory_bytes'])}"
 
 
 def _free(place: Facts, free: str = "free_bytes") -> str:
@@ -81,7 +80,8 @@ def _free(place: Facts, free: str = "free_bytes") -> str:
 
 
 def _interface(interface: Facts, facts: Facts) -> str:
-    """The address, the MTU, and which library would use it."""
+    """The address, the MTU, and which library would use it: `eth0 10.0.0.4, MTU 1500, gloo and NCCL
+    would use it`."""
     name = interface["name"]
     users = [user for user in ("gloo", "NCCL") if facts[f"{user.lower()}_interface"] == name]
     used = f", {join_names(users)} would use it" if users else ""
@@ -91,7 +91,7 @@ def _interface(interface: Facts, facts: Facts) -> str:
 
 
 def _code_and_data(facts: Facts) -> Iterator[tuple[str, str]]:
-    """A row for each folder that was read."""
+    """A row for each folder that was read: `/home/me/job: 41 files, 5d8e0c77a1b2c3d4`."""
     code = facts["code"]
     data = facts["data"]
     if code and "files" in code:

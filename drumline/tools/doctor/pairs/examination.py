@@ -53,7 +53,7 @@ class NodeRequestError(PreflightError):
 
 
 class NodeClient:
-    """One node. `python`: what runs it, for messages."""
+    """One node, and what it was asked. `python`: what runs it, for messages."""
 
     def __init__(self, connection: HostConnection, *, python: str = sys.executable) -> None:
         self.connection = connection
@@ -90,13 +90,7 @@ class NodeClient:
 
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self.connection.send(
-            {
-                **arguments,
-                "kind": action,
-                "id": number,
-            }
-        )
+        self.connection.send({**arguments, "kind": action, "id": number})
 
         try:
             return await asyncio.wait_for(answer, limit_s)
@@ -153,6 +147,7 @@ class NodeClient:
         self._lose(problem, fix)
 
     def _lose(self, what: str, next_step: str | None = None) -> NodeLostError:
+        """The node is lost, for the first reason: all requests that wait for an answer fail with it."""
         self.lost = self.lost or NodeLostError(what, next_step=next_step)
         for answer in self._waiting.values():
             if not answer.done():
@@ -256,6 +251,7 @@ class Coordinator:
         answers: dict[int, T] = {}
 
         async def ask(number: int) -> None:
+            """One request; what is wrong with it is in the survey afterwards."""
             try:
                 answer = await self.clients[number].ask(action, limit_s, **requests[number])
                 answers[number] = from_json(kind, answer)
@@ -269,6 +265,7 @@ class Coordinator:
         return answers
 
     async def _start(self, number: int) -> None:
+        """Connect to one host, and begin."""
         client = self.clients[number]
         try:
             await client.open()
@@ -286,11 +283,13 @@ class Coordinator:
         host.variables = answer.variables
         host.address = host.address or answer.reached_at
         host.hostname = answer.host
+
         if not self.survey.by_ssh:  # the user has not named the hosts
             host.name = f"{host.hostname} (node {number})"
             host.called = host.called or host.hostname
 
     def _lose(self, number: int, error: Exception) -> None:
+        """A host is absent from now on, and the survey has the reason."""
         host = self.survey.hosts[number]
         host.absent_fix = f"check what {host.name} is doing, and run the doctor again"
         if isinstance(error, (NodeLostError, NodeRequestError)):
@@ -313,6 +312,7 @@ async def examine(hosts: Coordinator) -> None:
     choose_addresses(survey)
     ports = await _open_ports(hosts)
     await _probe_ports(hosts, ports)
+
     for number, host_facts in (await facts).items():
         survey.hosts[number].facts = host_facts
 
@@ -335,7 +335,8 @@ async def _resolve_names(hosts: Coordinator) -> None:
     answers = await hosts.ask_all("names", ANSWER_S, requests, dict[str, ResolvedName])
 
     for source, names in answers.items():
-        for target in (number for number in present if number != source):
+        targets = [number for number in present if number != source]
+        for target in targets:
             edge = survey.edge(source, target)
             resolved = names.get(survey.hosts[target].called, ResolvedName())
             edge.addresses = resolved.addresses
@@ -378,6 +379,7 @@ async def _open_ports(hosts: Coordinator) -> Ports:
     survey = hosts.survey
     token = secrets.token_hex(TOKEN_BYTES)
     requests: dict[int, Message] = {}
+
     for number in survey.present():
         has_rendezvous = number == 0 and survey.by_ssh
         request = ListenRequest(
@@ -399,11 +401,11 @@ async def _open_ports(hosts: Coordinator) -> Ports:
 
 async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
     """Every host tries the ports of all others at the same moment."""
-    plans = {number: list(targets_of(hosts.survey, number, ports)) for number in ports}
-    requests: dict[int, Message] = {
-        number: {"targets": [asdict(target) for _, target in plan]}
-        for number, plan in plans.items()
-    }
+    plans = {}
+    requests: dict[int, Message] = {}
+    for number in ports:
+        plans[number] = list(targets_of(hosts.survey, number, ports))
+        requests[number] = {"targets": [asdict(target) for _, target in plans[number]]}
 
     answers = await hosts.ask_all("probe", PROBE_S, requests, list[PortResult])
 
@@ -458,7 +460,8 @@ async def _measure_speed(hosts: Coordinator, ports: Ports) -> None:
             return
 
         limit = AGAIN_SHARE * survey.usual_speed()
-        slow = {pair for pair in links if 0 < (survey.edges[pair].bytes_per_s or 0) < limit}
+        speeds = {pair: survey.edges[pair].bytes_per_s or 0.0 for pair in links}
+        slow = {pair for pair in links if 0 < speeds[pair] < limit}
         await _measure_in_rounds(hosts, ports, slow, "slow links again")
 
 
@@ -468,12 +471,14 @@ async def _measure_in_rounds(
     links: Collection[Pair],
     title: str,
 ) -> None:
-    """`title`: for the progress."""
+    """Measure these links, so that no host is in two transfers at a time. `title`: for the progress."""
     survey = hosts.survey
     planned = rounds(len(survey.hosts), links)
-    seconds = min(LONGEST_S, max(SHORTEST_S, SPEED_BUDGET_S / (2 * len(planned) or 1)))
+    equal_s = SPEED_BUDGET_S / (2 * len(planned) or 1)
+    seconds = min(LONGEST_S, max(SHORTEST_S, equal_s))
 
     async def measure(source: int, target: int) -> None:
+        """One link in one direction; of several measurements the best counts."""
         receiver = survey.hosts[target]
         place = Target(target, receiver.address or "none", ports[target].data[0])
         request = {"target": asdict(place), "seconds": seconds}
@@ -490,6 +495,7 @@ async def _measure_in_rounds(
                 edge.latency_s = min(edge.latency_s or speed.latency_s, speed.latency_s)
 
     async def measure_both_ways(pair: Pair) -> None:
+        """Both directions of a pair, as far as they are measured in this round."""
         for way in (pair, pair[::-1]):  # one after the other: they share the line
             if way in links:
                 await measure(*way)
@@ -500,7 +506,8 @@ async def _measure_in_rounds(
 
 
 def rounds(count: int, links: Iterable[Pair]) -> list[list[Pair]]:
-    """The pairs of these links, in rounds in which each of `count` hosts is in one pair at most.
+    """The pairs of these links, in rounds in which each of `count` hosts is in one pair at most: of four
+    hosts (0, 3) and (1, 2), then (0, 2) and (1, 3), then (0, 1) and (2, 3).
 
     Two transfers at once on one host would halve each other. All pairs take `count` - 1 rounds
     (`count` when it is odd), which is the fewest possible."""
@@ -511,7 +518,8 @@ def rounds(count: int, links: Iterable[Pair]) -> list[list[Pair]]:
     planned = []
 
     for _ in range(len(seats) - 1):
-        facing = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
+        half = seats[: len(seats) // 2]
+        facing = zip(half, reversed(seats), strict=False)
         pairs = ((min(ends), max(ends)) for ends in facing)
         planned.append([pair for pair in pairs if pair in linked])
         seats.insert(1, seats.pop())

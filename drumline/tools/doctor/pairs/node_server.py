@@ -63,6 +63,8 @@ class Introduction:
 
 @dataclass(frozen=True)
 class NamesRequest:
+    """Which names to look up."""
+
     names: Annotated[list[str], Meta(max_length=4096)]
 
 
@@ -91,11 +93,15 @@ class OpenPorts:
 
 @dataclass(frozen=True)
 class ProbeRequest:
+    """Which ports of other nodes to try, all at once."""
+
     targets: Annotated[list[Target], Meta(max_length=16384)]
 
 
 @dataclass(frozen=True)
 class MeasureRequest:
+    """To which port to send, and for how long."""
+
     target: Target
     seconds: Annotated[float, Meta(ge=0.001, le=2.0)]
 
@@ -149,12 +155,10 @@ class NodeServer:
 
                 if kind == "heartbeat":
                     self._send("heartbeat", number=message.get("number"), now=time.time())
-                else:
-                    threading.Thread(
-                        target=self._answer,
-                        args=[message],
-                        daemon=True,
-                    ).start()
+                    continue
+
+                answering = threading.Thread(target=self._answer, args=[message], daemon=True)
+                answering.start()
 
             return None
         finally:
@@ -193,6 +197,7 @@ class NodeServer:
         environment = self.settings.environment
         host_interfaces = interfaces()
         ssh = environment.get("SSH_CONNECTION", "").split()
+
         return Introduction(
             socket.gethostname(),
             [asdict(interface) for interface in host_interfaces],
@@ -215,6 +220,7 @@ class NodeServer:
             [listeners.open(request.address) for _ in range(request.ports)],
             {address: listeners.open(address) for address in request.other_addresses},
         )
+
         if request.rendezvous_port is not None:
             try:
                 opened.rendezvous_port = listeners.open(request.address, request.rendezvous_port)
@@ -224,6 +230,7 @@ class NodeServer:
         return opened
 
     def _close(self) -> None:
+        """Close the ports of the check, if they are open."""
         if self.listeners is not None:
             self.listeners.close()
 
@@ -261,7 +268,8 @@ class NodeServer:
             return
 
         own_addresses = [interface.address for interface in interfaces()]
-        if address not in own_addresses or (_is_loopback(address) and not _is_loopback(self.here)):
+        is_hidden = _is_loopback(address) and not _is_loopback(self.here)
+        if address not in own_addresses or is_hidden:
             raise PreflightError(f"{address!r} is not an address of this host that others reach")
 
     def _check_elsewhere(self, address: str) -> None:
@@ -288,14 +296,14 @@ class NodeServer:
             or parsed.is_multicast
             or parsed.is_link_local
         )
-        own_addresses = {
-            address
-            for interface in interfaces()
-            for address in (interface.address, *interface.ipv6)
-        }
-        return not (is_special or str(parsed) in own_addresses)
+        own_addresses = set()
+        for interface in interfaces():
+            own_addresses.update((interface.address, *interface.ipv6))
+
+        return not is_special and str(parsed) not in own_addresses
 
     def _token(self) -> bytes:
+        """What callers of this check prove that they belong to it with."""
         if self.listeners is None:
             raise PreflightError("this node does not listen yet")
 
@@ -303,6 +311,7 @@ class NodeServer:
 
 
 def _is_loopback(address: str) -> bool:
+    """Whether it is an address of the loopback; False for what is no address."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -310,6 +319,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _as_json(interface: Interface | None) -> dict[str, Any] | None:
+    """For the answer to `begin`; None: the library found no interface."""
     return None if interface is None else asdict(interface)
 
 

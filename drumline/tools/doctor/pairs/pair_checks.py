@@ -1,7 +1,10 @@
 """Findings about every pair of hosts: one per cause, with the host or the pair, and the fix.
 
 One cause affects many links. If all links into a host, or out of it, are affected, that is reported
-once, for that host; only the rest is reported pair by pair.
+once, for that host; only the rest is reported pair by pair:
+
+problem: b: data ports closed from every other host (no answer); the other direction is open
+problem: a -> c: large messages from a never arrive, though small ones do: an MTU black hole ...
 """
 
 from __future__ import annotations
@@ -67,7 +70,10 @@ def group_links(
     bad: Collection[Pair],
     among: Iterable[Pair] | None = None,
 ) -> Iterator[LinkGroup]:
-    """`among`: the links that were tried; None: all."""
+    """Bad links, grouped by what they have in common: of three hosts, a -> c and b -> c are `from every
+    other host` to c.
+
+    `among`: the links that were tried; None: all."""
     names = [host.name for host in survey.hosts]
     present = survey.present()
     if len(present) == 2 and len(bad) == 2:
@@ -85,17 +91,19 @@ def group_links(
 
     for number, pairs in into.items():
         if len(pairs) == num_into[number] > 1:
+            rest.difference_update(pairs)
             # If nothing gets out either, that has the same cause.
-            is_cut_off = len(out.get(number, [])) == num_out[number]
-            rest.difference_update(pairs, out[number] if is_cut_off else ())
+            if len(out.get(number, [])) == num_out[number]:
+                rest.difference_update(out[number])
+
             yield LinkGroup(number, pairs, names[number], "from every other host")
 
     for number, pairs in out.items():
         is_cut_off = len(pairs) == num_out[number] > 1
-        pairs = [pair for pair in pairs if pair in rest]
-        if is_cut_off and len(pairs) > 1:
-            rest.difference_update(pairs)
-            yield LinkGroup(number, pairs, names[number], "to every other host")
+        unexplained = [pair for pair in pairs if pair in rest]
+        if is_cut_off and len(unexplained) > 1:
+            rest.difference_update(unexplained)
+            yield LinkGroup(number, unexplained, names[number], "to every other host")
 
     for target, pairs in _by_end(rest, 1).items():
         sources = join_names(names[source] for source, _ in pairs)
@@ -115,7 +123,7 @@ def _by_end(pairs: Iterable[Pair], end: int) -> dict[int, list[Pair]]:
 
 
 def _absent_hosts(survey: Survey) -> Iterator[Finding]:
-    """Hosts that do not answer, and requests that failed on one."""
+    """Hosts that do not answer, and requests that failed on one: `it did not answer within 8 s`."""
     for host in survey.hosts:
         if host.absent is not None:
             yield Finding("problem", "host", host.name, host.absent, host.absent_fix)
@@ -126,27 +134,33 @@ def _absent_hosts(survey: Survey) -> Iterator[Finding]:
 
 
 def _names(survey: Survey) -> Iterator[Finding]:
-    """By the host that is looked up; without ssh, where addresses are used, these are only
-    notes."""
+    """Names that do not resolve, or to another host. By the host that is looked up; without ssh, where
+    addresses are used, these are only notes.
+
+    problem: a -> b: b does not resolve on a (Name or service not known)
+    problem: a -> c: c resolves to 10.0.9.9 on a, which is not an address of c
+    """
     level: Level = "problem" if survey.by_ssh else "note"
 
-    for group in group_links(survey, survey.links(lambda edge: edge.addresses == [])):
+    unresolved = survey.links(lambda edge: edge.addresses == [])
+    for group in group_links(survey, unresolved):
         sources = _sources(survey, group)
         called = sorted({survey.hosts[target].called for _, target in group.pairs})
         verb = "do" if len(called) > 1 else "does"
-        error = survey.edges[group.pairs[0]].name_error
-        target = survey.hosts[group.pairs[0][1]]
+        first = group.pairs[0]
+        error = survey.edges[first].name_error
+        target = survey.hosts[first[1]]
         what = f"{join_names(called)} {verb} not resolve on {sources} ({error})"
         entry = f"{target.address or 'ADDRESS'} {target.called}"
         fix = f"add `{entry}` to /etc/hosts on {sources} or to DNS, or give --hosts by address"
         yield Finding(level, "name", group.where, what, fix)
 
     wrong = [pair for pair in survey.edges if _resolves_elsewhere(survey, pair)]
-
     for group in group_links(survey, wrong):
         sources = _sources(survey, group)
-        target = survey.hosts[group.pairs[0][1]]
-        (address, *_) = survey.edges[group.pairs[0]].addresses or [""]
+        first = group.pairs[0]
+        target = survey.hosts[first[1]]
+        (address, *_) = survey.edges[first].addresses or [""]
         what = f"{target.called} resolves to {address} on {sources}, which is not an address of {target.name}"
         fix = f"map {target.called} to {target.address} in /etc/hosts on {sources} or in DNS"
         yield Finding(level, "name", group.where, what, fix)
@@ -172,23 +186,23 @@ def _resolves_elsewhere(survey: Survey, pair: Pair) -> bool:
 
 
 def _rendezvous_port(survey: Survey) -> Iterator[Finding]:
-    """Whether ranks reach the port of the rendezvous on the first host."""
+    """Whether ranks reach the port of the rendezvous on the first host:
+
+    problem: a: nothing can listen on the rendezvous port 29500: Address already in use
+    problem: b -> a: the rendezvous port 29500 is closed from b (refused)
+    """
+    check = "rendezvous port"
     port = survey.rendezvous_port
     first = survey.hosts[0]
-    check = "rendezvous port"
     if first.rendezvous_error is not None:
         what = f"nothing can listen on the rendezvous port {port}: {first.rendezvous_error}"
         fix = f"ss -ltnp 'sport = :{port}' on {first.name} shows the process that has it; stop it, or give --port"
         yield Finding("problem", check, first.name, what, fix)
         return
 
+    tried = survey.links(lambda edge: edge.rendezvous not in (None, OPEN))
     # A closed port at a wrong address does not belong to this host.
-    closed = [
-        pair
-        for pair in survey.links(lambda edge: edge.rendezvous not in (None, OPEN))
-        if not _resolves_elsewhere(survey, pair)
-    ]
-
+    closed = [pair for pair in tried if not _resolves_elsewhere(survey, pair)]
     for group in group_links(survey, closed):
         why = _why(survey.edges[pair].rendezvous for pair in group.pairs)
         what = f"the rendezvous port {port} is closed {group.phrase} ({why})"
@@ -208,7 +222,8 @@ def _data_ports(survey: Survey) -> Iterator[Finding]:
 
     for group in group_links(survey, closed):
         targets = sorted({target for _, target in group.pairs})
-        where = f"on {join_names(survey.hosts[number].name for number in targets)}"
+        names = join_names(survey.hosts[number].name for number in targets)
+        where = f"on {names}"
         if group.pairs[0][0] == group.host:
             where = f"out of {survey.hosts[group.host].name}"
 
@@ -218,7 +233,8 @@ def _data_ports(survey: Survey) -> Iterator[Finding]:
 
 
 def _other_direction(survey: Survey, group: LinkGroup, closed: Collection[Pair]) -> str:
-    """Whether the other direction is open, which distinguishes a firewall from a dead line."""
+    """Whether the other direction is open, which distinguishes a firewall from a dead line: `; the other
+    direction is open`, `; so is the other direction`."""
     back = [(target, source) for source, target in group.pairs]
     if set(back) == set(group.pairs):
         return ""
@@ -250,8 +266,12 @@ def working_address(survey: Survey, number: int) -> str | None:
     if any(edge.data == OPEN for edge in edges):
         return survey.hosts[number].address
 
-    outcomes = (outcome for edge in edges for outcome in (edge.others or {}).items())
-    return next((address for address, outcome in outcomes if outcome == OPEN), None)
+    for edge in edges:
+        for address, outcome in (edge.others or {}).items():
+            if outcome == OPEN:
+                return address
+
+    return None
 
 
 def _interfaces(survey: Survey) -> Iterator[Finding]:
@@ -276,7 +296,11 @@ def _interface(
     works: str,
     outcomes: list[tuple[str, str]],
 ) -> Iterator[Finding]:
-    """`works`: an address of the host that others reach; `outcomes`: of its further addresses."""
+    """The interface that a library chose, if no other host reaches it:
+
+    gloo uses docker0 (172.17.0.1), which no other host reaches; eth0 (10.0.0.4) works
+
+    `works`: an address of the host that others reach; `outcomes`: of its further addresses."""
     variable = GLOO_VARIABLE if library == "gloo" else NCCL_VARIABLE
     chosen = host.gloo if library == "gloo" else host.nccl
     if chosen is None or chosen["address"] == works:
@@ -285,31 +309,34 @@ def _interface(
     address = str(chosen["address"])
     tried = [outcome for tried_address, outcome in outcomes if tried_address == address]
     # An address that was not tried may be reachable, but the loopback never is.
-    if OPEN not in tried and (tried or ipaddress.ip_address(address).is_loopback):
-        name = host.interface_of(works)
-        value = host.variables.get(variable)
-        why = f", set by {variable}={value}" if value is not None else ""
-        what = f"{library} uses {chosen['name']} ({address}{why}), which no other host reaches; "
-        what += f"{name} ({works}) works"
-        fix = f"export {variable}={name} on {host.name}"
-        yield Finding(
-            "problem",
-            "interface",
-            host.name,
-            what,
-            fix,
-            variable=VariableFix(variable, name) if name else None,
-        )
+    may_be_reached = not tried and not ipaddress.ip_address(address).is_loopback
+    if OPEN in tried or may_be_reached:
+        return
+
+    name = host.interface_of(works)
+    value = host.variables.get(variable)
+    why = f", set by {variable}={value}" if value is not None else ""
+    what = f"{library} uses {chosen['name']} ({address}{why}), which no other host reaches; "
+    what += f"{name} ({works}) works"
+    fix = f"export {variable}={name} on {host.name}"
+    setting = VariableFix(variable, name) if name else None
+    yield Finding("problem", "interface", host.name, what, fix, variable=setting)
 
 
 # Packets, speed and clocks
 
 
 def _black_holes(survey: Survey) -> Iterator[Finding]:
-    """Links on which only small packets arrive."""
-    for group in group_links(survey, survey.links(lambda edge: edge.has_hole)):
+    """Links on which only small packets arrive, as behind a tunnel that drops large ones:
+
+    large messages from b never arrive, though small ones do: an MTU black hole (nothing of 64 KiB
+    arrived; packets of 1400 bytes pass)
+    """
+    holes = survey.links(lambda edge: edge.has_hole)
+    for group in group_links(survey, holes):
         host = survey.hosts[group.host]
-        sizes = [size for pair in group.pairs if (size := survey.edges[pair].passes)]
+        edges = [survey.edges[pair] for pair in group.pairs]
+        sizes = [edge.passes for edge in edges if edge.passes]
         passing = f"; packets of {min(sizes)} bytes pass" if sizes else ""
         what = (
             f"large messages {group.phrase} never arrive, though small ones do: an MTU black hole "
@@ -322,7 +349,10 @@ def _black_holes(survey: Survey) -> Iterator[Finding]:
 
 
 def _slow_links(survey: Survey) -> Iterator[Finding]:
-    """Links that lose the connection, or are far slower than the others."""
+    """Links that lose the connection, or are far slower than the others:
+
+    links from every other host carry 940 Mbit/s; others carry 9.4 Gbit/s
+    """
     names = [host.name for host in survey.hosts]
     unmeasured = survey.links(lambda edge: edge.error and edge.bytes_per_s is None)
     for (source, target), edge in unmeasured.items():
@@ -335,10 +365,10 @@ def _slow_links(survey: Survey) -> Iterator[Finding]:
     slow = [pair for pair, speed in speeds.items() if speed < SLOW_SHARE * usual]
 
     for group in group_links(survey, slow, speeds):
-        rate = bit_rate(statistics.median_high([speeds[pair] for pair in group.pairs]))
+        rate = statistics.median_high([speeds[pair] for pair in group.pairs])
         host = survey.hosts[group.host]
         device = host.interface_of(host.address) or "eth0"
-        what = f"links {group.phrase} carry {rate}; others carry {bit_rate(usual)}"
+        what = f"links {group.phrase} carry {bit_rate(rate)}; others carry {bit_rate(usual)}"
         fix = (
             f"ethtool {device}; tc qdisc show dev {device} on {host.name}: check link speed and limits (in a cloud: "
             "the network of the instance's size)"
@@ -347,7 +377,7 @@ def _slow_links(survey: Survey) -> Iterator[Finding]:
 
 
 def _clocks(survey: Survey) -> Iterator[Finding]:
-    """Hosts whose clock differs from that of the others."""
+    """Hosts whose clock differs from that of the others: `its clock is 12.0 s behind the other hosts'`."""
     clocks = {host.name: host.clock_s for host in survey.hosts if host.clock_s is not None}
     if len(clocks) < 2:
         return

@@ -61,6 +61,8 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 
 @dataclass(frozen=True)
 class Target:
+    """A port of another node that is tried."""
+
     node: NodeNumber
     address: str
     port: Port
@@ -89,14 +91,12 @@ class Listeners:
         """Listen there; 0 is any free high port. Returns the port."""
         listener = socket.create_server((address, port), backlog=1024)
         self._sockets.append(listener)
-        threading.Thread(
-            target=self._accept,
-            args=[listener],
-            daemon=True,
-        ).start()
+        accepting = threading.Thread(target=self._accept, args=[listener], daemon=True)
+        accepting.start()
         return int(listener.getsockname()[1])
 
     def close(self) -> None:
+        """End all listeners, and with them their threads."""
         for listener in self._sockets:
             # Only closing it would leave the thread in accept, and so the port open.
             with contextlib.suppress(OSError):
@@ -112,11 +112,8 @@ class Listeners:
             while True:
                 call, _ = listener.accept()
                 if self._calls.acquire(blocking=False):
-                    threading.Thread(
-                        target=self._serve,
-                        args=[call],
-                        daemon=True,
-                    ).start()
+                    serving = threading.Thread(target=self._serve, args=[call], daemon=True)
+                    serving.start()
                 else:
                     call.close()
 
@@ -182,7 +179,7 @@ def _receive(call: socket.socket, num_bytes: int, seconds: float) -> None:
 
 def probe_all(targets: Sequence[Target], token: bytes) -> list[dict[str, Any]]:
     """For each its `outcome`; of a large message how much was `received`, and the MTU that `passes`
-    if nothing was."""
+    if nothing was: `{'outcome': 'open', 'received': 0, 'passes': 1400}`."""
     if not targets:
         return []
 
@@ -207,6 +204,7 @@ def probe(target: Target, token: bytes) -> dict[str, Any]:
 
     def passing(mtu: int) -> int | None:
         # One packet of that size: the kernel may merge several into a larger one.
+        """Whether a packet of this size arrives."""
         return mtu if _send_large(target, token, mtu - HEADERS_BYTES) else None
 
     with ThreadPoolExecutor(len(MTUS)) as pool:
@@ -251,6 +249,7 @@ def _call(
         line.settimeout(IDLE_S)
         line.sendall(CALL.pack(token, action, size, seconds))
         (node,) = REPLY.unpack(read_exactly(line, REPLY.size))
+
         if node != target.node:
             raise ConnectionResetError(f"node {node} answers")
 
@@ -264,7 +263,8 @@ def _send_large(target: Target, token: bytes, num_bytes: int) -> int | None:
             # The message fits into the send buffer; the kernel sends it while we wait for the
             # count.
             line.sendall(bytes(num_bytes))
-            return int(COUNT_AND_SECONDS.unpack(read_exactly(line, COUNT_AND_SECONDS.size))[0])
+            count, _ = COUNT_AND_SECONDS.unpack(read_exactly(line, COUNT_AND_SECONDS.size))
+            return int(count)
     except OSError:
         return None
 
@@ -273,7 +273,8 @@ def _send_large(target: Target, token: bytes, num_bytes: int) -> int | None:
 
 
 def measure(target: Target, token: bytes, seconds: float) -> dict[str, Any]:
-    """`latency_s` (half of the median round trip) and `bytes_per_s`, or an `error`."""
+    """`latency_s` (half of the median round trip) and `bytes_per_s`, or an `error`:
+    `{'latency_s': 5.2e-05, 'bytes_per_s': 1175000000.0}`."""
     times: list[float] = []
     try:
         with _call(target, token, PING) as line:
@@ -303,7 +304,7 @@ def measure(target: Target, token: bytes, seconds: float) -> dict[str, Any]:
 
 
 def _send_until_answered(line: socket.socket, deadline: float) -> None:
-    """TimeoutError at the deadline."""
+    """Send as fast as the link takes it, until the other side replies. TimeoutError at the deadline."""
     chunk = memoryview(bytes(CHUNK_BYTES))
     line.setblocking(False)
     poll = select.poll()

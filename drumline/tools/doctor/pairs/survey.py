@@ -44,11 +44,14 @@ class Edge:
         return self.data == OPEN and self.received == 0
 
     def as_json(self) -> dict[str, Any]:
+        """For programs: what was not tried is left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass
 class HostRecord:
+    """What is known of one host."""
+
     name: str
     """The user's name for it."""
     called: str
@@ -74,12 +77,13 @@ class HostRecord:
 
     def reachable_addresses(self) -> list[str]:
         """The addresses that others might reach; the loopback if there is no other."""
-        up = [
+        addresses = [
             str(interface["address"])
             for interface in self.interfaces
             if interface["address"] and interface["is_up"]
         ]
-        return [address for address in up if not address.startswith("127.")] or up
+        outer = [address for address in addresses if not address.startswith("127.")]
+        return outer or addresses
 
     def interface_of(self, address: str | None) -> str | None:
         """The name of the one with this address."""
@@ -89,6 +93,8 @@ class HostRecord:
 
 @dataclass
 class Survey:
+    """All hosts of a check, and the links between them."""
+
     hosts: list[HostRecord]
     rendezvous_port: int
     by_ssh: bool = True
@@ -123,19 +129,20 @@ class Survey:
 
         Not the median: with three hosts, one slow host affects four of six links."""
         speeds = sorted(edge.bytes_per_s for edge in self.edges.values() if edge.bytes_per_s)
-        return speeds[math.ceil(0.75 * (len(speeds) - 1))] if speeds else 0.0
+        if not speeds:
+            return 0.0
+
+        return speeds[math.ceil(0.75 * (len(speeds) - 1))]
 
     def as_json(self) -> dict[str, Any]:
-        names = [host.name for host in self.hosts]
+        """For programs: links have the names of their hosts."""
+        edges = []
+        for (source, target), edge in self.edges.items():
+            ends = {"from": self.hosts[source].name, "to": self.hosts[target].name}
+            edges.append({**ends, **edge.as_json()})
+
         return {
             "hosts": [asdict(host) for host in self.hosts],
             "rendezvous_port": self.rendezvous_port,
-            "edges": [
-                {
-                    "from": names[source],
-                    "to": names[target],
-                    **edge.as_json(),
-                }
-                for (source, target), edge in self.edges.items()
-            ],
+            "edges": edges,
         }

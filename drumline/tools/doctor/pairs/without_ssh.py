@@ -68,10 +68,12 @@ class NodeOptions:
 
     @property
     def endpoint(self) -> str:
+        """Where node 0 listens: `10.0.0.4:29500`."""
         return f"{self.master}:{self.port}"
 
     @property
     def key(self) -> bytes | None:
+        """The job's secret, for the handshake."""
         return None if self.secret is None else self.secret.encode()
 
 
@@ -103,19 +105,27 @@ def _connect(options: NodeOptions) -> socket.socket:
             return socket.create_connection((options.master, options.port), timeout=CONNECT_S)
         except OSError as error:
             if time.monotonic() + RETRY_S > deadline:
-                reason = reason_of(error)
-                here = socket.gethostname()
-                next_step = f"start `drumline doctor --node-rank 0` on {options.master}; open TCP {options.port} there"
-                if reason == Reason.UNKNOWN_NAME:
-                    next_step = "add it to /etc/hosts or DNS, or give --master by address"
-
-                what = (
-                    f"node {options.node} on {here} could not connect to {options.endpoint} within "
-                )
-                what += f"{options.wait_s:g} s: {explained(reason)}"
-                raise PreflightError(what, next_step=next_step) from error
+                raise _no_connection(options, reason_of(error)) from error
 
         time.sleep(RETRY_S)
+
+
+def _no_connection(options: NodeOptions, reason: Reason) -> PreflightError:
+    """The error of a node that could not connect:
+
+    node 1 on gpu-02 could not connect to 10.0.0.4:29500 within 60 s: refused ...
+    """
+    next_step = (
+        f"start `drumline doctor --node-rank 0` on {options.master}; open TCP {options.port} there"
+    )
+    if reason == Reason.UNKNOWN_NAME:
+        next_step = "add it to /etc/hosts or DNS, or give --master by address"
+
+    return PreflightError(
+        f"node {options.node} on {socket.gethostname()} could not connect to {options.endpoint} within "
+        f"{options.wait_s:g} s: {explained(reason)}",
+        next_step=next_step,
+    )
 
 
 def _prove(line: socket.socket, options: NodeOptions) -> FrameReader:
@@ -151,6 +161,8 @@ def _prove(line: socket.socket, options: NodeOptions) -> FrameReader:
 
 
 class DoctorRendezvous:
+    """Node 0's side: which nodes have joined, and why others were refused."""
+
     def __init__(self, options: NodeOptions) -> None:
         self.options = options
         self.address = ""
@@ -209,9 +221,9 @@ class DoctorRendezvous:
         """The handshake; returns the number of the node, which has joined."""
 
         async def read() -> Message:
-            return decode(
-                (await reader.readline()).removesuffix(b"\n"), max_bytes=MAX_HANDSHAKE_BYTES
-            )
+            """One line of the handshake."""
+            line = await reader.readline()
+            return decode(line.removesuffix(b"\n"), max_bytes=MAX_HANDSHAKE_BYTES)
 
         handshake = answer(self.options.key, PURPOSE, 0, range(MAX_NODES), self._check)
         next(handshake)
@@ -270,14 +282,8 @@ def listen(options: NodeOptions) -> socket.socket:
     """A socket at the master's address, which must be one of this machine."""
     master = f"--master {options.master}"
     here = socket.gethostname()
-    own_addresses = (
-        ", ".join(
-            interface.address
-            for interface in interfaces()
-            if interface.address and not interface.is_loopback
-        )
-        or "none"
-    )
+    outer = [interface.address for interface in interfaces() if not interface.is_loopback]
+    own_addresses = ", ".join(filter(None, outer)) or "none"
 
     try:
         resolved = socket.getaddrinfo(

@@ -106,14 +106,20 @@ class PhaseTimer:
             findings = searching.result(2 * LATE_START_S)
         except (TimeoutError, dist.DistError, RuntimeError):
             place = self._place()
-            what = f"rank {place.rank} did not finish {name} within {limit_s:g} s, and rank 0, which runs the store, "
-            what += "does not respond: it is stopped, or its host is cut off"
+            what = (
+                f"rank {place.rank} did not finish {name} within {limit_s:g} s, and rank 0, which runs the store, "
+                "does not respond: it is stopped, or its host is cut off"
+            )
             findings = [_finding(place.host or "?", what, rank=0)]
 
         self._on_late(findings)
 
     def _find_blocked(self, name: str, limit_s: float) -> list[Finding]:
-        """Ranks that are behind, or that do not respond; if there are none, all that wait."""
+        """Ranks that are behind, or that do not respond; if there are none, all that wait:
+
+        rank 2 on gpu-01 did not reach a step under DDP within 15 s: it is still in the rendezvous
+        ranks 0 and 1 all started all_reduce (sum) of ... and did not finish it within 15 s: what they ...
+        """
         goal = f"{name} within {limit_s:g} s"
         if self._store is None:
             # The rendezvous itself reports ranks that never joined, so by now all have.
@@ -129,17 +135,19 @@ class PhaseTimer:
             behind = [rank for rank, mark in marks.items() if mark["number"] < self._number]
             here = [rank for rank, mark in marks.items() if mark["number"] == self._number]
             unresponsive = [rank for rank in here if not marks[rank]["is_late"]]
+
             if behind or not unresponsive or time.monotonic() > deadline:
                 break
 
             time.sleep(POLL_S)
 
-        blocked = {
-            rank: f"reach {goal}: it is still in {marks[rank]['phase']}" for rank in behind
-        } or dict.fromkeys(
-            unresponsive,
-            f"finish {goal} and does not respond: it is stopped, or its host is cut off",
-        )
+        silence = f"finish {goal} and does not respond: it is stopped, or its host is cut off"
+        blocked = dict.fromkeys(unresponsive, silence)
+        if behind:
+            blocked = {
+                rank: f"reach {goal}: it is still in {marks[rank]['phase']}" for rank in behind
+            }
+
         if blocked:
             hosts = {rank: marks[rank]["host"] for rank in blocked}
             return [
@@ -171,6 +179,7 @@ class PhaseTimer:
 
 
 def _finding(where: str, what: str, fix: str = INSPECT_FIX, rank: int | None = None) -> Finding:
+    """A problem of the collectives, as the host of a rank has it."""
     return Finding("problem", "collectives", where, what, fix, rank)
 
 
@@ -203,6 +212,8 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class RankReport:
+    """What this rank has found and measured, which becomes one line of JSON."""
+
     def __init__(self, ddp: RunManager, *, write: Callable[[str], None] = print) -> None:
         self.ddp = ddp
         self.findings: list[Finding] = []
@@ -249,19 +260,23 @@ class Collectives:
         self.device = device
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        """In place."""
         dist.all_reduce(tensor, op)
         return tensor
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """In place."""
         dist.broadcast(tensor, source)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
+        """The tensors of all ranks, one after the other."""
         parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, tensor)
         return torch.cat(parts)
 
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        """This rank's part of the sum."""
         part = torch.empty_like(tensor[: tensor.numel() // dist.get_world_size()])
         _reduce_scatter(part, tensor)
         return part
@@ -280,6 +295,18 @@ def check_rank(
     """Collective: join the others, then run all checks; what is wrong is in the report
     afterwards."""
     ddp = report.ddp
+    if not _joins(report, timer):
+        return
+
+    try:
+        report.numbers = run_checks(ddp, timer, make_collectives(ddp.device), report.add)
+    except (DrumlineError, dist.DistError, RuntimeError) as error:
+        report.add(f"{timer.current} failed: {_reason(error)}", "find out which rank failed first")
+
+
+def _joins(report: RankReport, timer: PhaseTimer) -> bool:
+    """Collective: whether this rank has joined the others; the report says why not."""
+    ddp = report.ddp
     try:
         with timer.phase("the rendezvous", limit_s=START_TIMEOUT_S + GRACE_AFTER_START_S):
             is_joined = ddp.setup()
@@ -291,31 +318,27 @@ def check_rank(
         else:
             report.add(error.what, error.next_step or "read the other ranks' findings")
 
-        return
+        return False
     except (dist.DistError, RuntimeError) as error:
         report.add(f"the ranks could not connect: {_reason(error)}", NO_CONNECTION_FIX)
-        return
+        return False
 
-    if not is_joined or ddp.connection.store is None:
-        report.add(
-            "RANK is not set in the environment", "start it with drumline doctor --collectives"
-        )
-        return
+    store = ddp.connection.store
+    if not is_joined or store is None:
+        fix = "start it with drumline doctor --collectives"
+        report.add("RANK is not set in the environment", fix)
+        return False
 
-    timer.joined(ddp.connection.store, ddp.world_size)
-
-    try:
-        report.numbers = run_checks(ddp, timer, make_collectives(ddp.device), report.add)
-    except (DrumlineError, dist.DistError, RuntimeError) as error:
-        report.add(f"{timer.current} failed: {_reason(error)}", "find out which rank failed first")
+    timer.joined(store, ddp.world_size)
+    return True
 
 
 def _reason(error: BaseException) -> str:
     """Its first line; for NCCL's errors, the one that follows `Last error:`."""
-    text = (
-        str(error).partition("Last error:")[2].strip() or str(error).strip() or type(error).__name__
-    )
-    return text.splitlines()[0].strip()
+    text = str(error)
+    last_error = text.partition("Last error:")[2]
+    reason = last_error.strip() or text.strip() or type(error).__name__
+    return reason.splitlines()[0].strip()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -379,6 +402,8 @@ def run_checks(
 
 @dataclass(frozen=True)
 class CollectiveCheck:
+    """A collective with its result, which every rank knows before."""
+
     name: str
     run: Callable[[], Tensor]
     expected: Tensor
@@ -394,12 +419,10 @@ def known_results(
     for dtype in (torch.float32, torch.int64):
         for is_sum, size in ((True, SMALL), (True, MEDIUM), (True, LARGE), (False, MEDIUM)):
             op = dist.ReduceOp.SUM if is_sum else dist.ReduceOp.MAX
+            name = f"all_reduce ({'sum' if is_sum else 'max'}) of {_amount(size, dtype)}"
             tensor = (pattern(size, dtype) * weights[rank]).to(device)
-            yield CollectiveCheck(
-                f"all_reduce ({'sum' if is_sum else 'max'}) of {_amount(size, dtype)}",
-                partial(collectives.all_reduce, tensor, op),
-                pattern(size, dtype) * (sum(weights) if is_sum else max(weights)),
-            )
+            expected = pattern(size, dtype) * (sum(weights) if is_sum else max(weights))
+            yield CollectiveCheck(name, partial(collectives.all_reduce, tensor, op), expected)
 
     for source in sorted({0, world_size - 1}):
         expected = pattern(MEDIUM) + source
@@ -408,15 +431,14 @@ def known_results(
         yield CollectiveCheck(name, partial(collectives.broadcast, tensor, source), expected)
 
     everyone = torch.cat([pattern(MEDIUM) + peer for peer in range(world_size)])
-    tensor = (pattern(MEDIUM) + rank).to(device)
-    yield CollectiveCheck(
-        f"all_gather of {_amount(MEDIUM)}", partial(collectives.all_gather, tensor), everyone
-    )
-    yield CollectiveCheck(
-        f"reduce_scatter of {_amount(MEDIUM * world_size)}",
-        partial(collectives.reduce_scatter, (everyone * weights[rank]).to(device)),
-        (pattern(MEDIUM) + rank) * sum(weights),
-    )
+    part = pattern(MEDIUM) + rank
+    name = f"all_gather of {_amount(MEDIUM)}"
+    yield CollectiveCheck(name, partial(collectives.all_gather, part.to(device)), everyone)
+
+    name = f"reduce_scatter of {_amount(MEDIUM * world_size)}"
+    tensor = (everyone * weights[rank]).to(device)
+    expected = part * sum(weights)
+    yield CollectiveCheck(name, partial(collectives.reduce_scatter, tensor), expected)
 
 
 def pattern(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -425,15 +447,20 @@ def pattern(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _amount(size: int, dtype: torch.dtype = torch.float32) -> str:
+    """`4 MiB as float32`."""
     return f"{memory_size(size * dtype.itemsize)} as {str(dtype).removeprefix('torch.')}"
 
 
 def _fault(check: CollectiveCheck, collectives: Collectives) -> str | None:
-    """Collective: a message about the first wrong value."""
+    """Collective: a message about the first wrong value:
+
+    all_reduce (sum) of 4 MiB as float32 gave 1 wrong values of 1048576: element 7 is 3, expected 12
+    """
     on_device = check.run()
     collectives.wait()
     result = on_device.cpu()
     wrong = (result != check.expected).nonzero()
+
     if not len(wrong):
         return None
 
@@ -463,30 +490,35 @@ def ddp_faults(ddp: RunManager) -> Iterator[str]:
     torch.optim.SGD(model.parameters(), lr=LEARNING_RATE).step()
     hashes = hash_tensors(list(model.parameters()), ddp.device).tolist()
     replicas = gather_json({"host": ddp.host, "hashes": hashes})
+    first = replicas[0]
     odd = [
-        rank for rank, replica in enumerate(replicas) if replica["hashes"] != replicas[0]["hashes"]
+        f"rank {rank} on {replica['host']}"
+        for rank, replica in enumerate(replicas)
+        if replica["hashes"] != first["hashes"]
     ]
+
     if odd:
-        ranks = join_names(f"rank {rank} on {replicas[rank]['host']}" for rank in odd)
-        yield f"after one step under DDP the weights of {ranks} differ from those of rank 0 on {replicas[0]['host']}"
+        ranks = join_names(odd)
+        yield f"after one step under DDP the weights of {ranks} differ from those of rank 0 on {first['host']}"
 
 
 def _wrong_gradients(plain: nn.Module, model: nn.Module, world_size: int) -> Iterator[str]:
     """Those of DDP must be the averages that this rank computed alone."""
-    for (name, expected), parameter in zip(
-        plain.named_parameters(), model.parameters(), strict=True
-    ):
+    parameters = zip(plain.named_parameters(), model.parameters(), strict=True)
+    for (name, expected), parameter in parameters:
         assert expected.grad is not None
         if parameter.grad is None:
             yield f"the gradient of {name} is missing after a backward pass under DDP"
             continue
 
-        wrong = ((parameter.grad.cpu() - expected.grad).abs().flatten() > TOLERANCE).nonzero()
+        gradient = parameter.grad.cpu().flatten()
+        average = expected.grad.flatten()
+        wrong = ((gradient - average).abs() > TOLERANCE).nonzero()
         if len(wrong):
             place = int(wrong[0])
             yield (
                 f"the gradient of {name} is not the average over {world_size} ranks: element {place} is "
-                f"{parameter.grad.flatten()[place].item():.6g}, expected {expected.grad.flatten()[place].item():.6g}"
+                f"{gradient[place].item():.6g}, expected {average[place].item():.6g}"
             )
 
 
@@ -498,6 +530,7 @@ def _batch(rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean square error."""
     loss: Tensor = (model(inputs) - targets).square().mean()
     return loss
 
@@ -508,16 +541,18 @@ def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 def _measure(collectives: Collectives, world_size: int) -> dict[str, float]:
     """Collective: bytes over the slowest link, counted as nccl-tests does, and the time of the
     smallest all_reduce."""
-    size = LARGE_ON_GPUS if collectives.device.type == "cuda" else LARGE
-    tensor = torch.ones(size, device=collectives.device)
+    device = collectives.device
+    size = LARGE_ON_GPUS if device.type == "cuda" else LARGE
+    tensor = torch.ones(size, device=device)
     moved = tensor.nbytes * 2 * (world_size - 1) / world_size
+    bytes_per_s = moved / _seconds(collectives, tensor)
+    latency_s = _seconds(collectives, torch.ones(SMALL, device=device))
 
     return {
         "world_size": world_size,
         "all_reduce_bytes": tensor.nbytes,
-        "all_reduce_gb_per_s": moved / _seconds(collectives, tensor) / 1e9,
-        "all_reduce_latency_us": _seconds(collectives, torch.ones(SMALL, device=collectives.device))
-        * 1e6,
+        "all_reduce_gb_per_s": bytes_per_s / 1e9,
+        "all_reduce_latency_us": latency_s * 1e6,
     }
 
 

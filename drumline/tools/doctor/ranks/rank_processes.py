@@ -67,6 +67,8 @@ class HostRanks:
 
 
 class RankProcesses:
+    """The ranks of this host: started together, ended together."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: list[subprocess.Popen[bytes]] = []
@@ -82,6 +84,7 @@ class RankProcesses:
             stack.callback(watcher.close, has_succeeded=True)
             stack.callback(self.kill)
             outputs = []
+
             for number in range(ranks.num_procs):
                 out = stack.enter_context(tempfile.TemporaryFile())
                 # Apart: what NCCL has printed may be written after the traceback.
@@ -93,13 +96,14 @@ class RankProcesses:
             self._wait(ranks, [out for out, _ in outputs])
             codes = [process.poll() for process in self._running]  # None: it hangs
             self.kill()
-            return [
-                {
-                    "rank": ranks.first_rank + number,
-                    **_outcome(code, _text(out), _text(err), ranks.limit_s),
-                }
-                for number, (code, (out, err)) in enumerate(zip(codes, outputs, strict=True))
-            ]
+
+            outcomes = []
+            for rank, (out, err) in enumerate(outputs, start=ranks.first_rank):
+                code = codes[rank - ranks.first_rank]
+                outcome = _outcome(code, _text(out), _text(err), ranks.limit_s)
+                outcomes.append({"rank": rank, **outcome})
+
+            return outcomes
 
     def kill(self) -> None:
         """Kill the running processes, and start no more."""
@@ -147,8 +151,9 @@ class RankProcesses:
                 # Only the output of ranks that have exited: a running rank shares its file position
                 # with us.
                 for number in set(range(len(codes))) - set(running):
-                    result = read_result(_text(outputs[number])) or {"findings": []}
-                    awaited -= {finding.get("rank") for finding in result["findings"]}
+                    result = read_result(_text(outputs[number]))
+                    if result is not None:
+                        awaited -= {finding.get("rank") for finding in result["findings"]}
 
             if not awaited:
                 return
@@ -184,8 +189,10 @@ def _outcome(code: int | None, out: str, err: str, limit_s: float) -> RankOutcom
 
     if code is None:
         error = f"still running after {limit_s:g} s"
+    elif code < 0:
+        error = f"killed by {signal_name(-code)}"
     else:
-        error = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        error = f"exited with code {code}"
 
     lines = err.strip().splitlines()
     last_line = f": {lines[-1].strip()[:MAX_ERROR_LETTERS]}" if lines else ""
@@ -206,8 +213,10 @@ def local_collectives(
     """Findings and numbers of `procs` ranks on this machine; by default one per GPU that torch
     sees, or two."""
     on_gpus = backend == "nccl" or (backend == "auto" and num_gpus > 0)
-    num_ranks = procs or (max(1, num_gpus) if on_gpus else CPU_PROCS)
+    usual_ranks = max(1, num_gpus) if on_gpus else CPU_PROCS
+    num_ranks = procs or usual_ranks
     host = socket.gethostname()
+
     if on_gpus and num_ranks > num_gpus:
         what = f"NCCL needs a GPU per rank: {plural(num_ranks, 'rank')}, and torch sees {plural(num_gpus, 'GPU')}"
         fix = f"--procs {num_gpus}, or --backend gloo" if num_gpus else "--backend gloo"
@@ -246,7 +255,12 @@ def collective_findings(outcomes: Sequence[RankOutcome], names: Mapping[str, str
 
 def measured(outcomes: Sequence[RankOutcome]) -> Mapping[str, float]:
     """The numbers of the first rank that has some; empty when none has."""
-    return next((result["numbers"] for result in _results(outcomes) if result.get("numbers")), {})
+    for result in _results(outcomes):
+        if result.get("numbers"):
+            numbers: Mapping[str, float] = result["numbers"]
+            return numbers
+
+    return {}
 
 
 def collectives_line(outcomes: Sequence[RankOutcome]) -> str:

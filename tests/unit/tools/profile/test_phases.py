@@ -23,8 +23,7 @@ from drumline.runs.profile_files import (
 )
 from drumline.runs.profile_result import LineCost, ProfileResult, read_profile
 from drumline.tools.profile.intervals import length_until, union
-from drumline.tools.profile.line_costs import costliest, usual_count
-from drumline.tools.profile.phases import mean_lines
+from drumline.tools.profile.phases import costliest, mean_lines, usual_count
 from drumline.tools.profile.profile_analysis import analyse
 from drumline.tools.profile.rank_trace import TraceStep, counted_steps
 from tests.unit.tools.scale.profiles import entry, gloo_step, mark, write_rank
