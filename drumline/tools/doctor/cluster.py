@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from drumline.base.errors import ExitCode
 from drumline.base.text import join_names, plural
@@ -21,11 +20,11 @@ from drumline.launch.ssh.client import remote_module, ssh_words
 from drumline.launch.ssh.host_connection import HostConnection, StartTimes
 from drumline.launch.ssh.hosts_job import variables_for_ranks
 from drumline.tools.doctor.doctor_report import result_line
-from drumline.tools.doctor.finding import Finding, Level, has_problems
+from drumline.tools.doctor.finding import Finding, JsonObject, Level, has_problems
 from drumline.tools.doctor.machine.folder_hashes import MAX_DATA_FILES, sort_key
 from drumline.tools.doctor.machine.known_variables import MAY_DIFFER, MUST_AGREE
 from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
-from drumline.tools.doctor.machine.machine_facts import Facts, HostSettings
+from drumline.tools.doctor.machine.machine_facts import Facts, HostFacts, HostSettings
 from drumline.tools.doctor.pairs.examination import (
     ANSWER_S,
     START_S,
@@ -139,7 +138,7 @@ TRAIT_FIXES = {
 }
 
 
-def compare_hosts(facts: Mapping[str, Facts]) -> list[Finding]:
+def compare_hosts(facts: HostFacts) -> list[Finding]:
     """What differs, from the facts of each host."""
     if len(facts) < 2:
         return []
@@ -148,7 +147,7 @@ def compare_hosts(facts: Mapping[str, Facts]) -> list[Finding]:
     return [finding for part in parts for finding in part(facts)]
 
 
-def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[Finding]:
+def _compare_traits(facts: HostFacts) -> Iterator[Finding]:
     """Versions, GPUs, the architecture, the file system and the MTU."""
     # Versions of Python that differ only in the patch number are compatible.
     minors = {tuple(host_facts["python"].split(".")[:2]) for host_facts in facts.values()}
@@ -160,7 +159,7 @@ def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[Finding]:
         yield difference.finding("warning" if is_warning else "problem", fix)
 
 
-def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[Finding]:
+def _compare_packages(facts: HostFacts) -> Iterator[Finding]:
     """One finding, so that an old environment is one line and not forty:
 
     2 packages differ across hosts: numpy 2.3.1 on a and b; 1.26.4 on c; rich 14.0 on a and b; none on c
@@ -188,7 +187,7 @@ def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     yield Finding("warning", "differences", join_names(hosts), what, fix)
 
 
-def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[Finding]:
+def _compare_variables(facts: HostFacts) -> Iterator[Finding]:
     """Those that ranks must agree on are problems: `NCCL_ALGO differs across hosts: Ring on a; unset
     on b and c`."""
     variables = {host: host_facts["variables"] for host, host_facts in facts.items()}
@@ -214,7 +213,7 @@ def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[Finding]:
 # Code and data
 
 
-def _compare_folders(facts: Mapping[str, Facts]) -> Iterator[Finding]:
+def _compare_folders(facts: HostFacts) -> Iterator[Finding]:
     """One finding for each version of the code or data that differs from that of most hosts. A
     missing folder is a separate finding."""
     for name, (changes, fix) in COMPARED_FOLDERS.items():
@@ -372,7 +371,7 @@ async def _examine(
     sent = replace(settings, environment=variables_for_ranks([], settings.environment))
     coordinator = Coordinator(survey, clients, sent, progress)
     result = DoctorResult(survey)
-    ending: dict[str, Any] = {}
+    ending: JsonObject = {}
 
     try:
         await examine(coordinator)
@@ -409,7 +408,7 @@ async def collectives_on_hosts(
 
     first = survey.hosts[min(procs)]
     address = str(first.called if survey.by_ssh else first.address)
-    requests: dict[int, dict[str, Any]] = {}
+    requests: dict[int, JsonObject] = {}
     first_rank = 0
 
     for number, num_procs in procs.items():

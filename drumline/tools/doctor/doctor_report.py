@@ -111,8 +111,9 @@ def once_each(findings: Sequence[Finding]) -> list[Finding]:
 def result_line(findings: Sequence[Finding]) -> str:
     """`result: ready to train, with 2 warnings`, or `result: not ready to train: 1 problem`."""
     counts = Counter(finding.level for finding in once_each(findings))
-    levels = [level for level in ("problem", "warning") if counts[level]]
-    counted = join_names(plural(counts[level], level) for level in levels)
+    counted = join_names(
+        plural(counts[level], level) for level in ("problem", "warning") if counts[level]
+    )
     if counts["problem"]:
         return f"result: not ready to train: {counted}"
 
@@ -156,7 +157,7 @@ def matrix_lines(survey: Survey) -> Iterator[str]:
     names = [one_line(host.name) for host in survey.hosts]
     if len(names) <= MAX_IN_NUMBERS:
         yield "every pair: bits per second, and latency"
-        yield from columns(_rows_in_numbers(survey, names, letters))
+        yield from columns([*_rows_in_numbers(survey, names, letters)])
         yield _summary(survey, letters)
         return
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 Level = Literal["problem", "warning", "note"]
+JsonObject = dict[str, Any]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 
@@ -64,7 +65,7 @@ class Finding:
         """`problem: b -> a: data ports ...`."""
         return f"{self.level}: {self.where}: {self.what}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """For programs: what is not known is left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 

@@ -7,7 +7,6 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -68,16 +67,20 @@ class BatchSearch:
     @property
     def fastest(self) -> Trial:
         """The size with the most samples a second."""
-        return max(
-            (trial for trial in self.trials if trial.fits), key=lambda trial: trial.samples_per_s
-        )
+        return max(self._fitting, key=lambda trial: trial.samples_per_s)
 
     @property
     def chosen(self) -> Trial:
         """The largest that fits; on the CPU, where that is not known, the fastest."""
         if not self.measures_memory:
             return self.fastest
-        return max((trial for trial in self.trials if trial.fits), key=lambda trial: trial.size)
+
+        return max(self._fitting, key=lambda trial: trial.size)
+
+    @property
+    def _fitting(self) -> list[Trial]:
+        """At least one: without any there is no result."""
+        return [trial for trial in self.trials if trial.fits]
 
 
 def search_batch(
@@ -120,10 +123,8 @@ def search_batch(
             on_trial(trials[-1])
             return trials[-1].fits
 
-        if not (
-            _begin(job, step, plan, smallest, margin if on_gpu else None)
-            and largest(fits, smallest, limit)
-        ):
+        has_begun = _begin(job, step, plan, smallest, margin if on_gpu else None)
+        if not has_begun or not largest(fits, smallest, limit):
             raise TrainingError(
                 f"a step with micro-batches of {smallest} does not fit in memory",
                 next_step="--model.activation_checkpointing, --train.precision bf16 or a smaller model",
@@ -148,7 +149,10 @@ def largest(fits: Callable[[int], bool], smallest: int, limit: int) -> int:
 
     while low and high - low > max(1, low // PRECISION):
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
 
     return low
 
@@ -172,9 +176,10 @@ def _begin(job: Job, step: TrainStep, plan: StepPlan, smallest: int, margin: flo
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the error says that memory has run out, in words of torch or a library."""
-    return failure_kind(error) is FailureKind.OUT_OF_MEMORY or any(
-        text in str(error) for text in NO_MEMORY_TEXTS
-    )
+    if failure_kind(error) is FailureKind.OUT_OF_MEMORY:
+        return True
+
+    return any(text in str(error) for text in NO_MEMORY_TEXTS)
 
 
 def _try(job: Job, step: TrainStep, plan: StepPlan, size: int) -> Trial:
@@ -226,15 +231,14 @@ def _make_step(job: Job, plan: StepPlan, size: int, *, count: int, syncs: bool) 
     """A step of `count` micro-batches of the task's own data. Two batches are on the device at a
     time, as in a run, where one is computed while the next is copied. `syncs`: whether ranks
     communicate in it."""
-    batches = cycle([_batch(job, size) for _ in range(min(count, 2))])
-    micro = [
-        MicroBatch(data, size, is_last=False, shard=0, ends_shard=False)
-        for data in islice(batches, count)
-    ]
-    if syncs:
-        micro[-1] = micro[-1]._replace(is_last=True)
+    batches = [_batch(job, size) for _ in range(min(count, 2))]
+    micro_batches = []
+    for number in range(count):
+        data = batches[number % len(batches)]
+        is_last = syncs and number == count - 1
+        micro_batches.append(MicroBatch(data, size, is_last=is_last, shard=0, ends_shard=False))
 
-    return Step(plan, iter(micro))
+    return Step(plan, iter(micro_batches))
 
 
 def _batch(job: Job, size: int) -> Any:

@@ -85,10 +85,10 @@ class RangeTest:
         lowest = self.lowest
         before = zip(self.losses[: lowest + 1], smooth[: lowest + 1], strict=True)
         apart = [loss - mean for loss, mean in before if math.isfinite(mean)]
+        noise = NOISE * pstdev(apart or [0.0])
+        fall = smooth[0] - smooth[lowest]
 
-        if not smooth[0] - smooth[lowest] > max(
-            NOISE * pstdev(apart or [0.0]), LEAST_FALL * abs(smooth[0])
-        ):
+        if not fall > max(noise, LEAST_FALL * abs(smooth[0])):
             raise TrainingError(
                 f"no rate from {self.rates[0]:.2g} to {self.rates[-1]:.2g} lowered the loss by more than it varies "
                 f"from step to step: {smooth[0]:.4g} at the lowest rate, {smooth[lowest]:.4g} at best",
@@ -179,7 +179,12 @@ def smoothed(losses: Sequence[float]) -> list[float]:
     a running average would; one that is not finite is infinite, with those that it is averaged
     into."""
     finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
-    return [fmean(finite[max(0, step - REACH) : step + REACH + 1]) for step in range(len(finite))]
+    means = []
+    for step in range(len(finite)):
+        first = max(0, step - REACH)
+        means.append(fmean(finite[first : step + REACH + 1]))
+
+    return means
 
 
 def diverges(losses: Sequence[float]) -> bool:

@@ -27,6 +27,7 @@ from drumline.tools.profile.intervals import (
 from drumline.tools.profile.rank_trace import (
     CollectiveCall,
     RankTrace,
+    TracesByRank,
     TraceStep,
     open_times,
     spans,
@@ -80,9 +81,7 @@ class StepParts:
     """How long this rank waited for each other rank."""
 
 
-def matched(
-    traces: Mapping[int, RankTrace], *, clock_error_s: float = math.inf
-) -> list[MatchedCollective]:
+def matched(traces: TracesByRank, *, clock_error_s: float = math.inf) -> list[MatchedCollective]:
     """The collectives of all ranks: the n-th of a kind on one rank is the n-th on all.
 
     Each stays alone where that cannot be, as in process groups that the trace does not name: ranks

@@ -28,7 +28,13 @@ from drumline.tools.profile.intervals import (
     length_until,
     union,
 )
-from drumline.tools.profile.rank_trace import CollectiveCall, RankTrace, TraceStep, spans
+from drumline.tools.profile.rank_trace import (
+    CollectiveCall,
+    RankTrace,
+    TracesByRank,
+    TraceStep,
+    spans,
+)
 
 # The host
 
@@ -90,7 +96,7 @@ def _computed_at(trace: RankTrace, step: TraceStep, host_times: Numbers) -> Numb
 
 def buckets_of(
     facts: Mapping[int, RankFacts],
-    traces: Mapping[int, RankTrace],
+    traces: TracesByRank,
     collectives: Sequence[MatchedCollective],
     hosts: Mapping[int, Intervals],
 ) -> list[Bucket]:
@@ -196,7 +202,7 @@ def _is_in_step(times: Numbers, step: TraceStep) -> Mask:
 
 def tensors_of(
     facts: Mapping[int, RankFacts],
-    traces: Mapping[int, RankTrace],
+    traces: TracesByRank,
     buckets: Sequence[Bucket],
     hosts: Mapping[int, Intervals],
 ) -> list[GradientTensor]:

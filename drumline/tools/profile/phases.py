@@ -91,7 +91,13 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
         return RankPhases()
 
     times = SampleTimes(stacks, trace)
-    parts = _parts_of_steps(trace, times, waiting)
+    claims = {
+        COMPUTE: trace.compute,
+        WAITING: waiting,
+        COMMUNICATION: open_times(trace.collectives),
+        COLLECTION: times.collections(),
+    }
+    parts = divided(spans(trace.steps), claims, REST)
     sampled = times.sampled(parts)
     phases_s = _phases_s(trace, times, parts, sampled)
     backward_s = times.shares_of_backward() * phases_s.get("backward", 0.0)
@@ -118,19 +124,6 @@ def phases_of_rank(facts: RankFacts, trace: RankTrace, waiting: Intervals) -> Ra
         collections=_collections_of(stacks, phases_s.get(COLLECTION, 0.0), facts.num_steps),
         threads=tuple(_threads_of(facts, float(times.lasts_s.sum()))),
     )
-
-
-def _parts_of_steps(
-    trace: RankTrace, times: SampleTimes, waiting: Intervals
-) -> dict[str, Intervals]:
-    """The steps of a rank, divided by what it did; what is left is the host's: REST."""
-    claims = {
-        COMPUTE: trace.compute,
-        WAITING: waiting,
-        COMMUNICATION: open_times(trace.collectives),
-        COLLECTION: times.collections(),
-    }
-    return divided(spans(trace.steps), claims, REST)
 
 
 def _phases_s(
@@ -570,13 +563,18 @@ ADDED = [field.name for field in fields(LineCost) if field.type == "float"]
 
 def mean_over_ranks(ranks: Sequence[RankPhases]) -> RankPhases:
     """The threads are those of all ranks."""
+
+    def lines(name: str) -> tuple[LineCost, ...]:
+        """The means of one of the tables of lines."""
+        return mean_lines([getattr(rank, name) for rank in ranks])
+
     return RankPhases(
         phases_s=mean_phases([rank.phases_s for rank in ranks]),
-        lines=mean_lines([rank.lines for rank in ranks]),
+        lines=lines("lines"),
         communication_phases_s=mean_phases([rank.communication_phases_s for rank in ranks]),
-        collective_lines=mean_lines([rank.collective_lines for rank in ranks]),
-        special_lines=mean_lines([rank.special_lines for rank in ranks]),
-        undifferentiated=mean_lines([rank.undifferentiated for rank in ranks]),
+        collective_lines=lines("collective_lines"),
+        special_lines=lines("special_lines"),
+        undifferentiated=lines("undifferentiated"),
         worker_starts=_mean_cost([rank.worker_starts for rank in ranks]),
         collections=_mean_cost([rank.collections for rank in ranks]),
         threads=tuple(thread for rank in ranks for thread in rank.threads),

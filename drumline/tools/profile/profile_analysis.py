@@ -65,7 +65,7 @@ from drumline.tools.profile.phases import (
     pauses_of,
     phases_of_rank,
 )
-from drumline.tools.profile.rank_trace import LAYERS, RankTrace, from_events
+from drumline.tools.profile.rank_trace import LAYERS, RankTrace, TracesByRank, from_events
 from drumline.tools.profile.trace_file import (
     ON_DEVICE,
     Details,
@@ -195,7 +195,7 @@ def _read_rank(
 
 def result_of(
     facts: Mapping[int, RankFacts],
-    traces: Mapping[int, RankTrace],
+    traces: TracesByRank,
     missing: Mapping[int, str],
     network_bytes_per_s: float | None,
 ) -> ProfileResult:

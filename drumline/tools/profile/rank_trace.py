@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -136,6 +136,9 @@ class RankTrace:
     """Rows of start and seconds: the operations that are no layers, on the CPU; on a GPU no rows."""
     operations: tuple[OperationTime, ...] = field(repr=False)
     """Of the steps."""
+
+
+TracesByRank = Mapping[int, RankTrace]
 
 
 def spans(ranges: Sequence[TraceStep | Event]) -> Intervals:

@@ -97,10 +97,9 @@ def run_and_kill(leg: Leg, kill: Kill) -> bool:
 
 def failed(leg: Leg, code: int) -> RunFailedError:
     """The error for a leg that failed without a kill: its last lines, and its exit code."""
-    lines = (
-        leg.log.read_text(errors="replace", encoding="utf-8").rstrip().splitlines()[-LAST_LINES:]
-    )
-    quoted = [f"  | {one_line(line)}" for line in dedent("\n".join(lines)).splitlines()]
+    output = leg.log.read_text(errors="replace", encoding="utf-8")
+    last_lines = output.rstrip().splitlines()[-LAST_LINES:]
+    quoted = [f"  | {one_line(line)}" for line in dedent("\n".join(last_lines)).splitlines()]
     has_advice = code in (ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED)
     advice = "do what it says" if has_advice else "fix the job first"
     error = RunFailedError(
@@ -127,9 +126,12 @@ def _await(kill: Kill, progress: LegProgress, job: JobProcesses) -> bool:
     """Wait for the moment; False: the job ended before, or the moment has already passed."""
     while job.exit_code is None:
         if progress.has_begun(kill) and len(progress.pids_of(kill.ranks)) == len(kill.ranks):
-            # If the usual length is unknown: the time between the last two lines, about one step.
-            last_s = min(progress.seen_at[1] - progress.seen_at[0], MOST_WAIT_S)
-            time.sleep(kill.wait * (last_s if kill.usual_s is None else kill.usual_s))
+            length_s = kill.usual_s
+            if length_s is None:
+                # The time between the last two lines is about one step.
+                length_s = min(progress.seen_at[1] - progress.seen_at[0], MOST_WAIT_S)
+
+            time.sleep(kill.wait * length_s)
             is_evaluated = kill.moment == "evaluation" and progress.latest["evaluated"] >= kill.step
             return progress.has_begun(kill) and not is_evaluated
 
@@ -155,20 +157,24 @@ class LegProgress:
             self.latest[line["kind"]] = line["step"]
             self.seen_at = [self.seen_at[-1], time.monotonic()]
 
-        if kill.moment != "save":
-            # There must be a complete checkpoint, which a busy machine may write late: otherwise
-            # the next leg cannot resume.
-            return self.latest[kill.moment] >= kill.step and any(
-                self._folder.checkpoints.glob("step-*")
-            )
+        checkpoints = self._folder.checkpoints
+        if kill.moment == "save":
+            partial = checkpoints / f".{folder_name(kill.step)}.partial"
+            return self.latest["step"] >= kill.step and partial.exists()
 
-        partial = self._folder.checkpoints / f".{folder_name(kill.step)}.partial"
-        return self.latest["step"] >= kill.step and partial.exists()
+        # There must be a complete checkpoint, which a busy machine may write late: otherwise the
+        # next leg cannot resume.
+        return self.latest[kill.moment] >= kill.step and any(checkpoints.glob("step-*"))
 
     def pids_of(self, ranks: Sequence[int]) -> list[int]:
         """The processes of those ranks that have started."""
-        starts = (Tail(self._folder.trace_file(rank)).new()[:1] for rank in ranks)
-        return [start["pid"] for first_lines in starts for start in first_lines]
+        pids = []
+        for rank in ranks:
+            lines = Tail(self._folder.trace_file(rank)).new()
+            if lines:
+                pids.append(lines[0]["pid"])
+
+        return pids
 
 
 class JobProcesses:
@@ -176,7 +182,8 @@ class JobProcesses:
     outlives the context."""
 
     def __init__(self, command: Sequence[str], *, log: Path) -> None:
-        self._variable = f"{JOB_VARIABLE}={secrets.token_hex(8)}"
+        token = secrets.token_hex(8)
+        self._variable = f"{JOB_VARIABLE}={token}"
         self._is_killed = False
         with log.open("wb") as file:
             # A new session: Ctrl-C reaches only this process, which then ends the job.
@@ -186,7 +193,7 @@ class JobProcesses:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**own_variables(), **dict([self._variable.split("=")])},
+                env={**own_variables(), JOB_VARIABLE: token},
             )
 
     def __enter__(self) -> Self:

@@ -8,16 +8,15 @@ can be repeated.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from drumline.base.text import plural
 from drumline.config import Layers
 from drumline.config.fields import FIELDS, flag_text
 
 Moment = Literal["step", "save", "evaluation"]
-MOMENTS: tuple[Moment, ...] = get_args(Moment)
 MAX_ATTEMPTS = 3
 MODES = ("ddp", "zero1", "fsdp", "hsdp")
 
@@ -50,28 +49,38 @@ class ProofOptions:
 
 def wrong_options(options: ProofOptions) -> Iterator[str]:
     """A message for each option that is out of range."""
-    kills = options.num_kills
-    steps = options.steps
-    kill_steps = options.kill_steps or ()
-    if options.modes and (len(options.modes) < 2 or len(options.modes) != len(options.worlds)):
+    modes = options.modes
+    if modes and (len(modes) < 2 or len(modes) != len(options.worlds)):
         legs = plural(len(options.worlds), "leg")
-        yield f"--modes: {len(options.modes)} for {legs}; give one for each, and at least 2"
+        yield f"--modes: {len(modes)} for {legs}; give one for each, and at least 2"
 
-    for mode in options.modes:
+    for mode in modes:
         if mode not in MODES:
             yield f"--modes: {mode!r} is not one of {', '.join(MODES)}"
 
-    if kill_steps and len(kill_steps) != kills:
-        legs = ",".join(map(str, options.worlds))
-        yield f"--kill-at: {plural(len(kill_steps), 'step')} for {plural(kills, 'kill')} (--world {legs})"
-    elif list(kill_steps) != sorted(set(kill_steps)) or max(kill_steps, default=0) >= steps:
-        listed = ",".join(map(str, kill_steps))
-        yield f"--kill-at: {listed} must {'rise and stay' if kills > 1 else 'be'} below --steps {steps}"
+    if options.kill_steps:
+        yield from _wrong_kill_steps(options, options.kill_steps)
 
     rank = options.rank
+    if rank in (None, "all"):
+        return
+
     smallest = min(options.worlds[:-1])
-    if rank not in (None, "all") and not (rank.isdecimal() and int(rank) < smallest):
+    if not rank.isdecimal() or int(rank) >= smallest:
         yield f"--kill-rank: {rank!r} is neither 'all' nor a rank of every leg that is killed (0 to {smallest - 1})"
+
+
+def _wrong_kill_steps(options: ProofOptions, kill_steps: Sequence[int]) -> Iterator[str]:
+    """A message if there is not one step for each kill, one after the other, before the end."""
+    kills = options.num_kills
+    steps = options.steps
+    if len(kill_steps) != kills:
+        legs = ",".join(map(str, options.worlds))
+        yield f"--kill-at: {plural(len(kill_steps), 'step')} for {plural(kills, 'kill')} (--world {legs})"
+
+    elif list(kill_steps) != sorted(set(kill_steps)) or kill_steps[-1] >= steps:
+        listed = ",".join(map(str, kill_steps))
+        yield f"--kill-at: {listed} must {'rise and stay' if kills > 1 else 'be'} below --steps {steps}"
 
 
 def too_few_steps(options: ProofOptions, *, first_save: int) -> str | None:
@@ -105,13 +114,17 @@ SAVE_EVERY = 2
 def wrong_settings(layers: Layers, options: ProofOptions) -> Iterator[str]:
     """A message for each flag that the proof sets itself, or that contradicts it."""
     flags = layers.flags.settings
-    yield from (f"--{path}: {reason}" for path, reason in OWN.items() if path in flags)
+    for path, reason in OWN.items():
+        if path in flags:
+            yield f"--{path}: {reason}"
+
     if options.modes and "dist.mode" in flags:
         yield "--dist.mode: --modes sets it for each leg"
 
-    if options.is_elastic and "train.exact" in flags and flags["train.exact"].value != "elastic":
+    exact = flags.get("train.exact")
+    if options.is_elastic and exact is not None and exact.value != "elastic":
         legs = ", ".join(map(str, options.worlds))
-        yield f"--train.exact: {flags['train.exact'].value} needs one number of ranks, and the legs have {legs}"
+        yield f"--train.exact: {exact.value} needs one number of ranks, and the legs have {legs}"
 
 
 @dataclass(frozen=True)
@@ -162,8 +175,10 @@ class ProofSettings:
 
     def arguments(self, task: str, *, config_file: str | None) -> list[str]:
         """The arguments of `drumline train`, without the folder and the number of ranks."""
-        settings = {path: setting.value for path, setting in self.layers.flags.settings.items()}
-        settings |= self.changes() | {
+        flags = self.layers.flags.settings
+        settings = {path: setting.value for path, setting in flags.items()}
+        settings |= self.changes()
+        settings |= {
             "train.steps": self.options.steps,
             "log.trace": True,
             "log.display": "none",
@@ -171,9 +186,12 @@ class ProofSettings:
         if self.options.is_elastic:
             settings["train.exact"] = "elastic"
 
-        flags = [f"--{path}={flag_text(value)}" for path, value in settings.items()]
+        words = [task]
+        if config_file:
+            words.append(f"--config={config_file}")
 
-        return [task, *([f"--config={config_file}"] if config_file else []), *flags]
+        words += [f"--{path}={flag_text(value)}" for path, value in settings.items()]
+        return words
 
     def _value(self, path: str) -> Any:
         """The value of a setting, before the changes of the proof."""
@@ -214,12 +232,15 @@ def too_early(options: ProofOptions, pattern: RunPattern) -> str | None:
 
 
 def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) -> list[Kill]:
-    """One kill for each leg except the last. After an attempt whose kill came too late, the next
-    one kills earlier, and the last attempt as early as possible."""
+    """One kill for each leg except the last, drawn from the seed.
+
+    After an attempt whose kill came too late, the next one kills earlier, and the last attempt as
+    early as possible."""
     draw = random.Random(options.seed)  # noqa: S311 - a schedule, not a secret
-    moments: list[Moment] = [
-        moment for moment in MOMENTS if moment != "evaluation" or pattern["evaluation"]
-    ]
+    moments: list[Moment] = ["step", "save"]
+    if pattern["evaluation"]:
+        moments.append("evaluation")
+
     first_save = min(pattern["save"])
     # Each kill has its own range of steps, so that it comes after the previous one.
     length = (options.steps - 1 - first_save) / options.num_kills

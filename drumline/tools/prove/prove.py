@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -55,11 +56,13 @@ class Proof:
         self.show(f"reference: {ranks}, {steps} without a kill")
         reference = self._run_without_kill("reference")
 
-        if (last := max(reference.steps, default=options.steps)) < options.steps:
-            self.show(f"a hook of the task ended it after step {last}: so must the killed run")
-            return replace(self, options=replace(options, steps=last))._compare(reference)
+        last = max(reference.steps, default=options.steps)
+        if last == options.steps:
+            return self._compare(reference)
 
-        return self._compare(reference)
+        self.show(f"a hook of the task ended it after step {last}: so must the killed run")
+        shorter = replace(self, options=replace(options, steps=last))
+        return shorter._compare(reference)
 
     def _compare(self, reference: RunTrace) -> bool:
         """Run the legs, and show whether they are as the reference."""
@@ -93,7 +96,8 @@ class Proof:
             return False
 
         self.show(f"proved: {steps}, {reference.extent()}: the same bits after {kills}")
-        for name in dict.fromkeys(name for leg in legs for name in compare(reference, leg).unsaved):
+        unsaved = [name for leg in legs for name in compare(reference, leg).unsaved]
+        for name in dict.fromkeys(unsaved):
             self.show(
                 f"  note: the buffer {name} (persistent=False) is not in checkpoints and differed at some step; "
                 "nothing that was compared depends on it"
@@ -143,8 +147,12 @@ class Proof:
         if mode is None and self.options.modes:
             mode = self.options.modes[0]
 
-        arguments = (*self.arguments, *([f"--dist.mode={mode}"] if mode else []))
-        return Leg(name, arguments, self.root / folder, self.root / f"{log or folder}.log", world)
+        arguments = [*self.arguments]
+        if mode:
+            arguments.append(f"--dist.mode={mode}")
+
+        output = self.root / f"{log or folder}.log"
+        return Leg(name, tuple(arguments), self.root / folder, output, world)
 
     def _run_without_kill(self, name: str) -> RunTrace:
         """Run it to the end, and read its trace."""
@@ -169,7 +177,8 @@ class Proof:
             self.show("the job has no evaluation data: it is killed between steps instead")
 
         for attempt in range(MAX_ATTEMPTS):
-            legs = self._run_legs(reference, draw_kills(self.options, pattern, attempt=attempt))
+            kills = draw_kills(self.options, pattern, attempt=attempt)
+            legs = self._run_legs(reference, kills)
             if legs is not None:
                 return legs
 
@@ -188,25 +197,23 @@ class Proof:
 
         for number, (world, mode, kill) in enumerate(plan, start=1):
             leg = self._leg(f"leg {number}", "killed", world, log=f"leg-{number}", mode=mode)
+            is_in_time = True
             if kill is None:
                 run_to_the_end(leg)
-                is_in_time = True
             else:
                 is_in_time = run_and_kill(leg, kill)
 
-            folder = RunFolder(leg.folder).trace_file(0).parent
-            if folder.exists():  # a folder for each leg
-                folder = folder.rename(folder.with_name(f"trace-leg-{number}"))
-
-            trace = read_trace(folder)
+            trace = _take_trace(leg, number)
             legs.append(trace)
-
             differs = self._difference(reference, legs) is not None
             if not differs and (not is_in_time or trace.from_step >= self.options.steps):
                 self.show(f"leg {number}: the kill came too late; trying again with an earlier one")
                 return None
 
-            ranks = plural(world, "rank") + (f" in mode {mode}" if mode else "")
+            ranks = plural(world, "rank")
+            if mode:
+                ranks += f" in mode {mode}"
+
             where = f" from step {trace.from_step}" if number > 1 else ""
             end = "to the end"
             if kill is not None and is_in_time:
@@ -222,12 +229,8 @@ class Proof:
         """The first step or evaluation that no leg has completed."""
         for step in range(1, self.options.steps + 1):
             if not any(leg.is_complete(step) for leg in legs):
-                return RunDifference(
-                    "order",
-                    step,
-                    f"step {step} was never done by all ranks",
-                    f"step {step}",
-                )
+                name = f"step {step}"
+                return RunDifference("order", step, f"{name} was never done by all ranks", name)
 
             if step in reference.evaluations and not any(step in leg.evaluations for leg in legs):
                 name = f"the evaluation after step {step}"
@@ -252,6 +255,15 @@ class Proof:
             return not_repeatable(again)
 
         return lost_in_the_kill(difference, worlds=(reference.world_size, legs[-1].world_size))
+
+
+def _take_trace(leg: Leg, number: int) -> RunTrace:
+    """What a leg has done. Its trace gets a folder of its own, so that the next leg begins another."""
+    folder = RunFolder(leg.folder).trace_file(0).parent
+    if folder.exists():
+        folder = folder.rename(folder.with_name(f"trace-leg-{number}"))
+
+    return read_trace(folder)
 
 
 # What a run has done, from its trace
@@ -330,11 +342,10 @@ def read_trace(folder: Path) -> RunTrace:
 
     start = ranks[0][0]
     steps: dict[int, StepTrace] = {}
-    for lines in ranks:
-        for line in lines:
-            if line["kind"] == "step":
-                step = steps.setdefault(line["step"], StepTrace(line["step"], line["epoch"]))
-                _add_rank(step, line)
+    for line in chain.from_iterable(ranks):
+        if line["kind"] == "step":
+            new_step = StepTrace(line["step"], line["epoch"])
+            _add_rank(steps.setdefault(line["step"], new_step), line)
 
     evaluations = {  # as text, because NaN is not equal to itself
         line["step"]: {name: repr(value) for name, value in line["metrics"].items()}
@@ -401,18 +412,13 @@ def compare(reference: RunTrace, attempt: RunTrace) -> Comparison:
     """Compare a complete run and an attempt, which may have begun later and ended earlier."""
     difference = next(_differences(reference, attempt), None)
     last = max(attempt.steps, default=0) if difference is None else difference.step
-    pairs = [
-        (expected.unsaved, actual.unsaved)
-        for number, expected, actual in _states(reference, attempt)
-        if number <= last
-    ]
-    # Those that differed last come first: they are more likely the cause.
-    unsaved = tuple(
-        dict.fromkeys(
-            name for expected, actual in reversed(pairs) for name in _unequal(expected, actual)
-        )
-    )
+    unequal: list[str] = []
+    for number, expected, actual in _states(reference, attempt):
+        if number <= last:
+            # Those that differed last come first: they are more likely the cause.
+            unequal = [*_unequal(expected.unsaved, actual.unsaved), *unequal]
 
+    unsaved = tuple(dict.fromkeys(unequal))
     return Comparison(difference and replace(difference, unsaved=unsaved), unsaved)
 
 
@@ -422,6 +428,7 @@ def compare_restored(reference: RunTrace, legs: Sequence[RunTrace]) -> RunDiffer
     *before, leg = legs
 
     def differences() -> Iterator[RunDifference]:
+        """What was restored first, then the samples of the steps."""
         saved = None
         for earlier in before:
             if leg.from_step in earlier.steps:
@@ -485,32 +492,46 @@ def _samples(
         yield RunDifference("order", step, sentence, f"epoch {actual.epoch + 1}")
         return
 
-    positions = {*actual.samples, *(expected.samples if is_complete else ())}
+    positions = set(actual.samples)
+    if is_complete:
+        positions |= expected.samples.keys()
+
     for position in sorted(positions):
+        where = f"position {position} of epoch {expected.epoch + 1}"
         expected_sample = expected.samples.get(position)
         actual_sample = actual.samples.get(position)
-        where = f"position {position} of epoch {expected.epoch + 1}"
         if expected_sample is None or actual_sample is None:
             has = "has a" if expected_sample is None else "has no"
             sentence = f"step {step} {has} sample at {where}, unlike the run without kills"
             yield RunDifference("order", step, sentence, where)
-        elif expected_sample.number != actual_sample.number:
-            sentence = f"step {step} took sample {actual_sample.number} at {where}, not sample {expected_sample.number}"
-            yield RunDifference("order", step, sentence, f"sample {actual_sample.number}")
-        elif expected_sample.bits != actual_sample.bits:
-            name = f"the sample at {where}"
-            named = name
-            if expected_sample.number is not None:
-                name = f"sample {expected_sample.number}"
-                named = f"{name} ({where})"
-
-            yield RunDifference("sample", step, f"{named} differs at step {step}", name)
+        else:
+            yield from _sample(expected_sample, actual_sample, step, where)
 
     for (low, high), rest in actual.rests.items():
         if expected.rests.get((low, high), rest) != rest:
             name = f"the micro-batch of positions {low} to {high - 1}"
             sentence = f"{name} differs at step {step}, in what belongs to no single sample"
             yield RunDifference("batch", step, sentence, name)
+
+
+def _sample(
+    expected: SampleTrace, actual: SampleTrace, step: int, where: str
+) -> Iterator[RunDifference]:
+    """Another sample at this place, or the same one with other bits."""
+    if expected.number != actual.number:
+        sentence = (
+            f"step {step} took sample {actual.number} at {where}, not sample {expected.number}"
+        )
+        yield RunDifference("order", step, sentence, f"sample {actual.number}")
+
+    elif expected.bits != actual.bits:
+        name = f"the sample at {where}"
+        named = name
+        if expected.number is not None:
+            name = f"sample {expected.number}"
+            named = f"{name} ({where})"
+
+        yield RunDifference("sample", step, f"{named} differs at step {step}", name)
 
 
 def _tensors(
@@ -521,9 +542,9 @@ def _tensors(
 ) -> Iterator[RunDifference]:
     """A difference that names the first tensor, if any has other bits."""
     if names := _unequal(expected, actual):
-        num_others = len(names) - 1
-        also_differ = f", and {plural(num_others, 'other tensor')} with it" if num_others else ""
-        yield RunDifference("tensor", step, f"{names[0]} differs {when}{also_differ}", names[0])
+        first, *rest = names
+        also_differ = f", and {plural(len(rest), 'other tensor')} with it" if rest else ""
+        yield RunDifference("tensor", step, f"{first} differs {when}{also_differ}", first)
 
 
 def _metrics(
@@ -562,8 +583,10 @@ def compare_checkpoints(
     """Compare the folders of one step. `same_world`: the random state of every rank must be equal
     too."""
     names = {file.name for folder in (reference, resumed) for file in folder.iterdir()}
-    for name in sorted(names - {MANIFEST} - (set() if same_world else {RANDOM})):
-        expected, actual = (_read_comparable(folder / name) for folder in (reference, resumed))
+    names -= {MANIFEST} if same_world else {MANIFEST, RANDOM}
+    for name in sorted(names):
+        expected = _read_comparable(reference / name)
+        actual = _read_comparable(resumed / name)
         if expected != actual:
             sentence = f"{name} of the checkpoint of step {step} differs"
             return RunDifference("file", step, sentence, name)
@@ -636,11 +659,11 @@ def not_repeatable(difference: RunDifference) -> DifferenceCause:
             "draw initial weights from torch's global generator, which is seeded before model() is called",
         )
 
-    where, repeated = (
-        ("evaluation", "weights")
-        if difference.kind == "evaluation"
-        else ("the model or its loss", "samples")
-    )
+    where = "the model or its loss"
+    repeated = "samples"
+    if difference.kind == "evaluation":
+        where = "evaluation"
+        repeated = "weights"
 
     return DifferenceCause(
         f"a non-deterministic kernel, or randomness in {where} that is not from {GENERATORS}: the {repeated} are the "

@@ -487,6 +487,8 @@ MOST_CPU_WAIT = 0.25
 nothing."""
 REPLICATES = 40
 DAY_S = 86400.0
+StepTime = Callable[[StepShape], float]
+"""How long a step of this shape takes."""
 
 
 def predict(
@@ -623,7 +625,7 @@ def _size(
     )
 
 
-def _resampled(shape: StepShape, typical_s: Callable[[StepShape], float]) -> tuple[float, float]:
+def _resampled(shape: StepShape, typical_s: StepTime) -> tuple[float, float]:
     """The ends of 90% of the means of resampled steps."""
     draw = random.Random(0)  # noqa: S311 - a simulation, not a secret
     means_s = []
@@ -654,7 +656,7 @@ ACCUMULATIONS = (1, 2, 4, 8, 16, 32)
 WANTED_EFFICIENCY = 0.90
 
 
-def _best_bucket(shape: StepShape, typical_s: Callable[[StepShape], float]) -> StepShape:
+def _best_bucket(shape: StepShape, typical_s: StepTime) -> StepShape:
     """The bucket size with the shortest step; of those that are as good, the nearest to DDP's own
     25 MiB."""
     caps = [cap for cap in BUCKET_CAPS_MB if shape.gradient_bytes <= cap * MIB * MAX_BUCKETS]
@@ -670,7 +672,7 @@ def _best_bucket(shape: StepShape, typical_s: Callable[[StepShape], float]) -> S
     return min(good, key=lambda candidate: abs(math.log(candidate.bucket_cap_mb / 25.0)))
 
 
-def _best_accumulation(shape: StepShape, typical_s: Callable[[StepShape], float]) -> StepShape:
+def _best_accumulation(shape: StepShape, typical_s: StepTime) -> StepShape:
     """With the fewest micro-batches that reach the wanted efficiency, or the most."""
     candidate = shape
     for count in ACCUMULATIONS:

@@ -9,12 +9,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from drumline.base.text import bit_rate, join_names
 from drumline.net.interfaces import NCCL_LAST, NCCL_VARIABLE
 from drumline.tools.doctor.finding import Finding, VariableFix
 from drumline.tools.doctor.machine.machine_checks import num_visible_gpus
+from drumline.tools.doctor.machine.machine_facts import Facts, HostFacts
 from drumline.tools.doctor.pairs.pair_checks import edges_into, working_address
 from drumline.tools.doctor.pairs.survey import OPEN, Survey
 
@@ -31,8 +31,6 @@ PLUGIN = "libnccl-net.so"
 NO_INFINIBAND = VariableFix("NCCL_IB_DISABLE", "1")
 # One value is right for every host, whatever its cards and processors.
 CLUSTER_WIDE = ("NCCL_IB_DISABLE", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
-
-Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +58,7 @@ class TunedVariable:
         return f"{command}  # {self.reason}"
 
 
-def tuned_variables(findings: Sequence[Finding], hosts: Mapping[str, Facts]) -> list[TunedVariable]:
+def tuned_variables(findings: Sequence[Finding], hosts: HostFacts) -> list[TunedVariable]:
     """One for each variable and value, from findings whose fix is a variable; for a host the first
     one counts.
 
@@ -80,7 +78,7 @@ def tuned_variables(findings: Sequence[Finding], hosts: Mapping[str, Facts]) -> 
 def _variables_of(
     name: str,
     findings_of_host: Mapping[str, Finding],
-    hosts: Mapping[str, Facts],
+    hosts: HostFacts,
 ) -> Iterator[TunedVariable]:
     """One for each value that hosts need of a variable."""
     hosts_by_value: dict[str | None, list[str]] = {}
@@ -114,7 +112,7 @@ def _fits(facts: Facts, name: str, value: str | None) -> bool:
     return interface is not None and value in (interface, f"={interface}")
 
 
-def tuning_findings(hosts: Mapping[str, Facts], survey: Survey | None = None) -> list[Finding]:
+def tuning_findings(hosts: HostFacts, survey: Survey | None = None) -> list[Finding]:
     """What is not wrong but could be faster, or would be wrong with NCCL on several hosts."""
     # NCCL is used only with GPUs; hosts with another version of drumline report no cards.
     gpu_hosts = {host: facts for host, facts in hosts.items() if facts["gpus"] and "cards" in facts}
@@ -143,7 +141,7 @@ def _warning(
     return Finding("warning", check, host, what, str(variable), variable=variable)
 
 
-def _threads(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
+def _threads(hosts: HostFacts) -> Iterator[Finding]:
     """Threads are counted from all processors, whatever a container or a scheduler allows."""
     for host, facts in hosts.items():
         cpus = facts["cpus"]
@@ -175,7 +173,7 @@ def _too_many_threads(threads: str, ranks: int, usable: int, count: int) -> str 
     return None
 
 
-def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
+def _efa(hosts: HostFacts) -> Iterator[Finding]:
     """NCCL loads EFA's plugin if it is called PLUGIN; since its version 1.6 the plugin chooses EFA
     by itself."""
     for host, facts in hosts.items():
@@ -198,7 +196,7 @@ def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
             yield _warning("EFA", host, what, VariableFix("NCCL_NET_PLUGIN", short))
 
 
-def _missing_infiniband(hosts: Mapping[str, Facts]) -> str | None:
+def _missing_infiniband(hosts: HostFacts) -> str | None:
     """NCCL connects only hosts that all have such cards: which of them have, and which do not."""
     have = [host for host, facts in hosts.items() if _cards(facts, "InfiniBand", "RoCE")]
     lack = [host for host in hosts if host not in have]
@@ -211,7 +209,7 @@ def _missing_infiniband(hosts: Mapping[str, Facts]) -> str | None:
     )
 
 
-def _mixed_cards(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
+def _mixed_cards(hosts: HostFacts) -> Iterator[Finding]:
     """NCCL connects only cards of one kind."""
     all_have_infiniband = all(_cards(facts, "InfiniBand") for facts in hosts.values())
     for host, facts in hosts.items():
@@ -225,7 +223,7 @@ def _mixed_cards(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
             yield _warning("InfiniBand", host, what, fix)
 
 
-def _nccl_interfaces(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Finding]:
+def _nccl_interfaces(hosts: HostFacts, survey: Survey) -> Iterator[Finding]:
     """NCCL uses all interfaces but bridges of containers and the loopback, also those that no other
     host reaches."""
     for number in survey.present():
@@ -277,7 +275,7 @@ def _nccl_choice(interfaces: Sequence[Facts]) -> list[Facts]:
     return [interface for interface in interfaces if not interface["name"].startswith(NCCL_LAST)]
 
 
-def _sockets(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[tuple[str, VariableFix]]:
+def _sockets(hosts: HostFacts, survey: Survey) -> Iterator[tuple[str, VariableFix]]:
     """Over TCP NCCL opens one connection between two GPUs, which may not fill a fast link: what is
     seen of that, and the variable that adds connections."""
     if len(hosts) < 2 or all(facts["cards"]["rdma"] for facts in hosts.values()):
@@ -301,7 +299,7 @@ def _sockets(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[tuple[str, 
         yield what, VariableFix("NCCL_NSOCKS_PERTHREAD", str(per_thread))
 
 
-def _slowest_gbit(hosts: Mapping[str, Facts], survey: Survey) -> float:
+def _slowest_gbit(hosts: HostFacts, survey: Survey) -> float:
     """The rate of the slowest card by which hosts reach each other; 0: not known, or NCCL opens
     several connections on these by itself."""
     links = [

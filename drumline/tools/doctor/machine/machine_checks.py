@@ -220,7 +220,7 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
 
 def _is_busy(gpu: Facts) -> bool:
     """Whether a process uses it, also one that is not visible from here, as in another container."""
-    return gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES
+    return bool(gpu["processes"]) or (gpu["used_bytes"] or 0) > BUSY_BYTES
 
 
 def _use(gpu: Facts) -> str:

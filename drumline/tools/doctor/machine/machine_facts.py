@@ -68,6 +68,8 @@ TEXT_CONSTANT = re.compile(r"""^(\w+)(?:\s*:[^=]*)?\s*=\s*['"]([^'"]*)['"]""", r
 
 
 Facts = Mapping[str, Any]
+HostFacts = Mapping[str, Facts]
+"""Of several hosts, by name."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from drumline.launch.ssh.client import no_client, ssh_problem
 from drumline.launch.ssh.host_connection import HostConnection
 from drumline.net.dial import Reason
 from drumline.net.frames import Message
+from drumline.tools.doctor.finding import JsonObject
 from drumline.tools.doctor.machine.machine_facts import HostSettings
 from drumline.tools.doctor.pairs.node_server import (
     PROTOCOL,
@@ -305,7 +306,7 @@ async def examine(hosts: Coordinator) -> None:
     await hosts.start()
 
     requests: dict[int, Message] = {number: {} for number in survey.present()}
-    asking = hosts.ask_all("facts", FACTS_S, requests, dict[str, Any])
+    asking = hosts.ask_all("facts", FACTS_S, requests, JsonObject)
     facts = asyncio.create_task(asking)
     hosts.progress("every pair: names, then ports")
     await _resolve_names(hosts)

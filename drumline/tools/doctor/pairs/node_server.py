@@ -29,6 +29,7 @@ from drumline.base.untrusted import from_json
 from drumline.net.dial import Reason
 from drumline.net.frames import FrameError, FrameReader, Message, write_all
 from drumline.net.interfaces import Interface, gloo_interface, interfaces, nccl_interface
+from drumline.tools.doctor.finding import JsonObject
 from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.tools.doctor.pairs.probe import (
     TOKEN_BYTES,
@@ -54,9 +55,9 @@ class Introduction:
     """What a host says of itself: the answer to `begin`."""
 
     host: str
-    interfaces: list[dict[str, Any]]
-    gloo: dict[str, Any] | None
-    nccl: dict[str, Any] | None
+    interfaces: list[JsonObject]
+    gloo: JsonObject | None
+    nccl: JsonObject | None
     variables: dict[str, str]
     reached_at: str | None
 
@@ -234,7 +235,7 @@ class NodeServer:
         if self.listeners is not None:
             self.listeners.close()
 
-    def _probe(self, message: Message) -> list[dict[str, Any]]:
+    def _probe(self, message: Message) -> list[JsonObject]:
         """The results of all targets, in their order."""
         targets = from_json(ProbeRequest, message).targets
         addresses = {target.address for target in targets}
@@ -244,13 +245,13 @@ class NodeServer:
 
         return [results.get(target, {"outcome": Reason.NO_ROUTE}) for target in targets]
 
-    def _measure(self, message: Message) -> dict[str, Any]:
+    def _measure(self, message: Message) -> JsonObject:
         """The speed and the latency of one link."""
         request = from_json(MeasureRequest, message)
         self._check_elsewhere(request.target.address)
         return measure(request.target, self._token(), request.seconds)
 
-    def _collectives(self, message: Message) -> list[dict[str, Any]]:
+    def _collectives(self, message: Message) -> list[JsonObject]:
         """Run the ranks of this host, and return what they print."""
         ranks = from_json(HostRanks, message)
         if ranks.first_rank == 0:  # it runs the store
@@ -296,7 +297,7 @@ class NodeServer:
             or parsed.is_multicast
             or parsed.is_link_local
         )
-        own_addresses = set()
+        own_addresses: set[str | None] = set()
         for interface in interfaces():
             own_addresses.update((interface.address, *interface.ipv6))
 
@@ -318,7 +319,7 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def _as_json(interface: Interface | None) -> dict[str, Any] | None:
+def _as_json(interface: Interface | None) -> JsonObject | None:
     """For the answer to `begin`; None: the library found no interface."""
     return None if interface is None else asdict(interface)
 

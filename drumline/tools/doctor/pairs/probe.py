@@ -18,11 +18,12 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
 from drumline.net.dial import CONNECT_S, Reason, reason_of
+from drumline.tools.doctor.finding import JsonObject
 from drumline.tools.doctor.pairs.survey import OPEN
 
 TOKEN_BYTES = 16
@@ -177,7 +178,7 @@ def _receive(call: socket.socket, num_bytes: int, seconds: float) -> None:
 # Ports
 
 
-def probe_all(targets: Sequence[Target], token: bytes) -> list[dict[str, Any]]:
+def probe_all(targets: Sequence[Target], token: bytes) -> list[JsonObject]:
     """For each its `outcome`; of a large message how much was `received`, and the MTU that `passes`
     if nothing was: `{'outcome': 'open', 'received': 0, 'passes': 1400}`."""
     if not targets:
@@ -192,7 +193,7 @@ def probe_all(targets: Sequence[Target], token: bytes) -> list[dict[str, Any]]:
         return list(pool.map(lambda target: probe(target, token), targets))
 
 
-def probe(target: Target, token: bytes) -> dict[str, Any]:
+def probe(target: Target, token: bytes) -> JsonObject:
     """One target: the port, and if it is asked for, a large message."""
     outcome = _connect(target, token)
     if outcome != OPEN or not target.large:
@@ -272,7 +273,7 @@ def _send_large(target: Target, token: bytes, num_bytes: int) -> int | None:
 # Speed
 
 
-def measure(target: Target, token: bytes, seconds: float) -> dict[str, Any]:
+def measure(target: Target, token: bytes, seconds: float) -> JsonObject:
     """`latency_s` (half of the median round trip) and `bytes_per_s`, or an `error`:
     `{'latency_s': 5.2e-05, 'bytes_per_s': 1175000000.0}`."""
     times: list[float] = []

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+
+from drumline.tools.doctor.finding import JsonObject
 
 Pair = tuple[int, int]
 # The outcome of a port that was reached; any other outcome is a `Reason` (net/dial.py).
@@ -43,7 +44,7 @@ class Edge:
         """Whether small messages arrive, but nothing of a large one does."""
         return self.data == OPEN and self.received == 0
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """For programs: what was not tried is left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
@@ -62,16 +63,16 @@ class HostRecord:
     hostname: str = ""
     address: str | None = None
     """The address that others use."""
-    interfaces: list[dict[str, Any]] = field(default_factory=list)
-    gloo: dict[str, Any] | None = None
-    nccl: dict[str, Any] | None = None
+    interfaces: list[JsonObject] = field(default_factory=list)
+    gloo: JsonObject | None = None
+    nccl: JsonObject | None = None
     variables: dict[str, str] = field(default_factory=dict)
     """Those that name an interface."""
     clock_s: float | None = None
     """How far its clock is ahead of ours."""
     rendezvous_error: str | None = None
     """Why it could not listen on the rendezvous port."""
-    facts: dict[str, Any] | None = None
+    facts: JsonObject | None = None
     errors: list[str] = field(default_factory=list)
     """Requests that failed there."""
 
@@ -107,7 +108,7 @@ class Survey:
         return self.edges.setdefault((source, target), Edge())
 
     @property
-    def facts(self) -> dict[str, dict[str, Any]]:
+    def facts(self) -> dict[str, JsonObject]:
         """Those of the hosts that have answered, by name."""
         return {host.name: host.facts for host in self.hosts if host.facts is not None}
 
@@ -134,7 +135,7 @@ class Survey:
 
         return speeds[math.ceil(0.75 * (len(speeds) - 1))]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """For programs: links have the names of their hosts."""
         edges = []
         for (source, target), edge in self.edges.items():

@@ -110,7 +110,7 @@ def _connect(options: NodeOptions) -> socket.socket:
         time.sleep(RETRY_S)
 
 
-def _no_connection(options: NodeOptions, reason: Reason) -> PreflightError:
+def _no_connection(options: NodeOptions, reason: str) -> PreflightError:
     """The error of a node that could not connect:
 
     node 1 on gpu-02 could not connect to 10.0.0.4:29500 within 60 s: refused ...

@@ -15,14 +15,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Annotated, Literal
 
 from msgspec import Meta
 
 from drumline.base.text import memory_size, plural, signal_name
 from drumline.launch.node import guard
 from drumline.net.interfaces import LOOPBACK
-from drumline.tools.doctor.finding import Finding
+from drumline.tools.doctor.finding import Finding, JsonObject
 from drumline.tools.doctor.pairs.probe import Port
 
 PROGRAM = ("-m", "drumline.tools.doctor.ranks.doctor_rank")
@@ -35,7 +35,7 @@ MAX_OUTPUT_BYTES = 1 << 18
 POLL_S = 0.05
 MAX_ERROR_LETTERS = 600
 Backend = Literal["auto", "gloo", "nccl"]
-RankOutcome = dict[str, Any]
+RankOutcome = JsonObject
 """What a rank has printed, or how its process has ended."""
 
 
@@ -161,7 +161,7 @@ class RankProcesses:
             time.sleep(POLL_S)
 
 
-def read_result(text: str) -> dict[str, Any] | None:
+def read_result(text: str) -> JsonObject | None:
     """The line of a rank, found in the output of NCCL and torch."""
     for line in reversed(text.splitlines()):
         try:
@@ -287,6 +287,6 @@ def numbers_text(numbers: Mapping[str, float]) -> str:
     return f"all_reduce of {size} at {rate:.3g} GB/s, {smallest}"
 
 
-def _results(outcomes: Sequence[RankOutcome]) -> list[dict[str, Any]]:
+def _results(outcomes: Sequence[RankOutcome]) -> list[JsonObject]:
     """Of the ranks that printed one."""
     return [outcome["result"] for outcome in outcomes if outcome.get("result") is not None]
