@@ -177,7 +177,10 @@ def endless(loader: AnyLoader) -> Iterator[Step]:
 def smoothed(losses: Sequence[float]) -> list[float]:
     """Each loss averaged with its neighbours on both sides, which shifts nothing to later steps, as
     a running average would; one that is not finite is infinite, with those that it is averaged
-    into."""
+    into.
+
+    With a reach of one step, `[4, 1, 1, 7]` would be `[2.5, 2, 3, 4]`.
+    """
     finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
     means = []
     for step in range(len(finite)):
@@ -189,7 +192,10 @@ def smoothed(losses: Sequence[float]) -> list[float]:
 
 def diverges(losses: Sequence[float]) -> bool:
     """Whether the latest loss is not finite, or the latest few are far above the lowest, and above
-    the first."""
+    the first.
+
+    `[2.0, 1.0, 30.0]` does; `[2.0, 1.0, 2.5]` does not.
+    """
     if not math.isfinite(losses[-1]):
         return True
 

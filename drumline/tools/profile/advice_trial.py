@@ -56,8 +56,10 @@ class ShortRuns:
     """Whether its evaluations and saves are a part of what is measured."""
 
     def step_seconds(self, settings: Mapping[str, str]) -> float:
-        """A step with these settings, for as many samples as in the unchanged job: the median of
-        the laps, or with evaluations and saves their mean."""
+        """A step with these settings, for as many samples as in the unchanged job: the median of the laps, or
+        with evaluations and saves their mean.
+
+        A change of accumulation has more samples a step, and is compared by its samples a second."""
         steps_of_lap = round(LAP_S / self.step_s)
         lap = min(max(steps_of_lap, LAP_STEPS[0]), LAP_STEPS[-1])
         length = {

@@ -107,7 +107,8 @@ def matched(traces: TracesByRank, *, clock_error_s: float = math.inf) -> list[Ma
 def _aligned(
     calls_by_rank: Mapping[int, Sequence[CollectiveCall]],
 ) -> list[dict[int, CollectiveCall]]:
-    """The n-th calls of all ranks; each call alone where ranks have different numbers of them."""
+    """The n-th calls of all ranks: `[{0: call, 1: call}, ...]`; each call alone where ranks have different
+    numbers of them."""
     if len({len(calls) for calls in calls_by_rank.values()}) > 1:
         return [{rank: call} for rank, calls in calls_by_rank.items() for call in calls]
 
@@ -152,7 +153,8 @@ def divided(whole: Intervals, claims: Mapping[str, Intervals], rest: str) -> dic
 def waits_of(
     rank: int, collectives: Sequence[MatchedCollective]
 ) -> dict[int, list[tuple[float, float]]]:
-    """When this rank waited for each rank that joined a collective last."""
+    """When this rank waited for each rank that joined a collective last: from its own call to the moment
+    when the last one joined."""
     waits: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for collective in collectives:
         call = collective.by_rank.get(rank)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, mode
-from typing import Any
 
 import numpy as np
 
@@ -40,8 +39,10 @@ from drumline.tools.profile.rank_trace import (
 
 
 def host_intervals(trace: RankTrace, num_buckets: int) -> Intervals:
-    """When a rank neither computed nor waited for data or other ranks. No rank waits for buckets
-    before the last one is ready: until then their all-reduces run beside what the host does."""
+    """When a rank neither computed nor waited for data or other ranks: its Python kept it from its work.
+
+    No rank waits for buckets before the last one is ready: until then their all-reduces run beside what
+    the host does."""
     waits = []
     for step in trace.steps:
         buckets = bucket_calls(trace, step, num_buckets)
@@ -152,12 +153,10 @@ def _step_buckets(
 
 def _mean_bucket(buckets: Sequence[Bucket]) -> Bucket:
     """The same bucket in all steps of all ranks, as means."""
-    names = ("num_bytes", "ready_s", "backward_s", "host_s", "reduce_s")
-    means: dict[str, Any] = {}
-    for name in names:
-        means[name] = fmean(getattr(bucket, name) for bucket in buckets)
-
-    return Bucket(**{**means, "num_bytes": round(means["num_bytes"])})
+    num_bytes = round(fmean(bucket.num_bytes for bucket in buckets))
+    times = ("ready_s", "backward_s", "host_s", "reduce_s")
+    means = {name: fmean(getattr(bucket, name) for bucket in buckets) for name in times}
+    return Bucket(num_bytes=num_bytes, **means)
 
 
 def bucket_calls(trace: RankTrace, step: TraceStep, num_buckets: int) -> list[CollectiveCall]:
@@ -206,8 +205,8 @@ def tensors_of(
     buckets: Sequence[Bucket],
     hosts: Mapping[int, Intervals],
 ) -> list[GradientTensor]:
-    """The gradients in the order in which DDP puts them into buckets; none where this order does
-    not give the buckets that DDP made, as with parameters of several types."""
+    """The gradients in the order in which DDP puts them into buckets, each with when it is ready; none where
+    this order does not give the buckets that DDP made, as with parameters of several types."""
     first_facts = facts[min(facts)]
     if not _are_buckets_of(first_facts):
         return []
@@ -251,7 +250,8 @@ def _are_buckets_of(facts: RankFacts) -> bool:
 
 def _tensor_times(trace: RankTrace, step: TraceStep, num_tensors: int, host: Intervals) -> Numbers:
     """The last backward pass, with a gradient in a row: its `ready_s`, `backward_s` and `host_s`; empty
-    where the trace does not have it, as in a CUDA graph."""
+    where the trace does not have it, as in a CUDA graph. Micro-batches before it have gradients, too,
+    which are only added up."""
     times = trace.gradients[_is_in_step(trace.gradients, step)]
     calls = bucket_calls(trace, step, 0)
     if not calls or len(times) < num_tensors or len(times) % num_tensors:

@@ -111,7 +111,8 @@ EARLY_US = 3.6e9
 
 
 def analyse(run: Path, *, network_bytes_per_s: float | None = None) -> ProfileResult:
-    """The result of the traces in a run folder, which is also written there."""
+    """The result of the traces in a run folder, which is also written there: `drumline profile` and `scale`
+    read it."""
     folder = run / PROFILE_FOLDER
     with merged_trace(folder) as merged:
         facts, traces, missing = read_ranks(folder, merged)
@@ -258,7 +259,7 @@ def _busiest_process(facts: Sequence[RankFacts]) -> ProcessUse | None:
 
 
 def cores_per_rank(facts: Mapping[int, RankFacts]) -> float | None:
-    """Those of the first host, which all its ranks share; None: not known."""
+    """Those of the first host, which all its ranks share: 16 cores and 8 ranks are 2; None: not known."""
     first_host = facts[min(facts)].host
     ranks = [rank_facts for rank_facts in facts.values() if rank_facts.host == first_host]
     cpus = {number for rank_facts in ranks for number in rank_facts.cpus}
@@ -315,9 +316,11 @@ def _rank_steps(
 
 
 def reductions_of(facts: RankFacts, num_calls: int) -> int:
-    """How often a step with so many all-reduces of buckets reduces all gradients. With several
-    optimizers, as of a GAN, a pass may belong to another optimizer, and is no micro-batch; with one
-    pass, what is reduced besides is which parameters were used."""
+    """How often a step with so many all-reduces of buckets reduces all gradients: 8 with 4 buckets are two
+    micro-batches that both do.
+
+    With several optimizers, as of a GAN, a pass may belong to another optimizer, and is no micro-batch;
+    with one pass, what is reduced besides is which parameters were used."""
     num_buckets = len(facts.bucket_bytes)
     is_single = facts.num_models == 1 and facts.num_optimizers == 1
     has_micro_batches = is_single and facts.num_passes != 1
@@ -384,8 +387,10 @@ def _per_step(
 
 
 def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
-    """The trace, with the source line of each host sync. torch reports a line just after the call,
-    so that it is of the last sync before it, and of the copy that this one waits for."""
+    """The trace, with the source line of each host sync: `train.py:41`.
+
+    torch reports a line just after the call, so that it is of the last sync before it, and of the copy
+    that this one waits for."""
     # torch reports no allocations
     waits = [event for event in trace.syncs if event.name not in ALLOCATIONS]
     syncs = sorted(waits, key=lambda event: event.end)
@@ -440,10 +445,11 @@ class MergedTrace:
 
 
 class MergedRank:
-    """A rank's entries, with processes, flows and times that do not clash with those of other
-    ranks. The profiler's own rows, whose process is no number, are left out. Ids of flows stay
-    whole numbers, which Perfetto needs to join them. Call `close`, also for a trace that turns out to
-    be none."""
+    """A rank's entries, with processes, flows and times that do not clash with those of other ranks. The
+    process of rank 2 is number 300, its GPU's are 301 and more.
+
+    The profiler's own rows, whose process is no number, are left out. Ids of flows stay whole numbers,
+    which Perfetto needs to join them. Call `close`, also for a trace that turns out to be none."""
 
     def __init__(self, merged: MergedTrace, rank: int, host: str) -> None:
         self._merged = merged

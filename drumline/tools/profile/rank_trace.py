@@ -275,8 +275,8 @@ def _steps(
 def counted_steps(
     steps: Sequence[TraceStep], pauses: Sequence[Pause], base_ns: int
 ) -> Sequence[TraceStep]:
-    """The steps without those that an evaluation or a save followed. If no other is left: these,
-    until it began."""
+    """The steps without those that an evaluation or a save followed, which last until the next step begins.
+    If no other is left: these, until it began."""
     first_pauses: dict[int, float] = {}
     for pause in pauses:
         first_pauses.setdefault(pause.step, (pause.began_ns - base_ns) / 1e9)
@@ -338,6 +338,7 @@ def _self_times(nested: EventColumns) -> Numbers:
 
 def _outer_places(rows: EventColumns, is_first: Mask) -> Integers:
     """The last row before each one that has not ended when it starts; -1: none of its thread.
+
     Rows that ended before an earlier one started have ended for this one, too: each round goes
     back by all that the row before has already passed."""
     outer = np.arange(len(rows)) - 1
@@ -356,7 +357,7 @@ def _outer_places(rows: EventColumns, is_first: Mask) -> Integers:
 def _operation_times(
     work: EventColumns, seconds: Numbers, steps: Sequence[TraceStep]
 ) -> Iterator[OperationTime]:
-    """The time of each operation in the steps."""
+    """The time of each operation in the steps: `aten::mm`, 0.4 s, 120 calls."""
     is_in_step = contains(spans(steps), work.start)
     places, names = work.numbered(lambda label: label.name)
     places = places[is_in_step]

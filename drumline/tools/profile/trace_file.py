@@ -73,8 +73,9 @@ else wrote in another way is decoded in one part."""
 
 def read_parts(path: Path) -> Iterator[TracePart]:
     """A torch.profiler trace in parts, each with the base time of the trace, which has a hundred MB for
-    some steps: arguments stay as they are until somebody asks for them. Raises OSError for a file that
-    cannot be read, ValueError for one that is no trace."""
+    some steps: arguments stay as they are until somebody asks for them.
+
+    Raises OSError for a file that cannot be read, ValueError for one that is no trace."""
     base_ns = 0
     for content in _documents(path):
         try:
@@ -230,7 +231,8 @@ class EventColumns:
         return self.labelled(lambda label: label.kind in kinds)
 
     def numbered(self, part: Callable[[Label], str]) -> tuple[Integers, list[str]]:
-        """This part of the labels: for each event a place in the list of its values."""
+        """This part of the labels: for each event a place in the list of its values. Names of three events,
+        `mm`, `relu` and `mm`, are the places 0, 1 and 0 in ['mm', 'relu']."""
         parts = [part(label) for label in self.labels]
         values, places = np.unique(parts, return_inverse=True)
         return places[self.label], values.tolist()

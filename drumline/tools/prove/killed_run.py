@@ -96,7 +96,12 @@ def run_and_kill(leg: Leg, kill: Kill) -> bool:
 
 
 def failed(leg: Leg, code: int) -> RunFailedError:
-    """The error for a leg that failed without a kill: its last lines, and its exit code."""
+    """The error for a leg that failed without a kill: its last lines, and its exit code.
+
+    leg 2 failed by itself with exit code 1:
+      | drumline: error: rank 1 on gpu-01 crashed at step 4: ValueError: label 7 is out of range
+      try: fix the job first; its full output is in proof/leg-2.log
+    """
     output = leg.log.read_text(errors="replace", encoding="utf-8")
     last_lines = output.rstrip().splitlines()[-LAST_LINES:]
     quoted = [f"  | {one_line(line)}" for line in dedent("\n".join(last_lines)).splitlines()]
@@ -141,7 +146,10 @@ def _await(kill: Kill, progress: LegProgress, job: JobProcesses) -> bool:
 
 
 class LegProgress:
-    """How far a leg is, from what its ranks write. Create it before the leg is started."""
+    """How far a leg is, from what its ranks write. Create it before the leg is started.
+
+    A line of a trace has a kind and a step: `{"kind": "step", "step": 4, ...}`.
+    """
 
     def __init__(self, leg: Leg) -> None:
         self._folder = RunFolder(leg.folder)

@@ -48,7 +48,11 @@ class ProofOptions:
 
 
 def wrong_options(options: ProofOptions) -> Iterator[str]:
-    """A message for each option that is out of range."""
+    """A message for each option that is out of range.
+
+    --kill-at: 3 steps for 2 kills (--world 4,2,3)
+    --kill-rank: '4' is neither 'all' nor a rank of every leg that is killed (0 to 1)
+    """
     modes = options.modes
     if modes and (len(modes) < 2 or len(modes) != len(options.worlds)):
         legs = plural(len(options.worlds), "leg")
@@ -112,7 +116,11 @@ SAVE_EVERY = 2
 
 
 def wrong_settings(layers: Layers, options: ProofOptions) -> Iterator[str]:
-    """A message for each flag that the proof sets itself, or that contradicts it."""
+    """A message for each flag that the proof sets itself, or that contradicts it.
+
+    --train.steps: use --steps instead
+    --dist.mode: --modes sets it for each leg
+    """
     flags = layers.flags.settings
     for path, reason in OWN.items():
         if path in flags:

@@ -49,7 +49,7 @@ class Proof:
     show: Callable[[str], None]
 
     def run(self) -> bool:
-        """Whether the bits are the same."""
+        """Whether the bits are the same. A hook that ends the job early does so in the killed run too."""
         options = self.options
         ranks = plural(options.worlds[0], "rank")
         steps = plural(options.steps, "step")
@@ -65,7 +65,12 @@ class Proof:
         return shorter._compare(reference)
 
     def _compare(self, reference: RunTrace) -> bool:
-        """Run the legs, and show whether they are as the reference."""
+        """Run the legs, and show whether they are as the reference.
+
+        not proved: head.weight differs after step 7, and 3 other tensors with it [leg 2]
+          likely cause: state outside the checkpoint: the buffer running has persistent=False ...
+          try: register it without persistent=False, or compute it again from what is saved
+        """
         options = self.options
         steps = plural(options.steps, "step")
         kills = plural(options.num_kills, "kill")
@@ -118,7 +123,11 @@ class Proof:
         reference_folder: Path,
         killed_folder: Path,
     ) -> bool:
-        """Show how far the weights are from those of the reference."""
+        """Show how far the weights are from those of the reference.
+
+        proved: 1,280 samples, 31 tensors: each mode resumed with the bits that the one before had saved;
+        the weights after step 10 differ by 2.1e-06 of their size
+        """
         options = self.options
         distance = weight_distance(reference_folder, killed_folder)
         text = f"the weights after step {options.steps} differ by {distance:.1e} of their size"
@@ -190,7 +199,11 @@ class Proof:
         )
 
     def _run_legs(self, reference: RunTrace, kills: Sequence[Kill]) -> list[RunTrace] | None:
-        """All legs, or those up to the first that differs; None: a kill came too late."""
+        """All legs, or those up to the first that differs; None: a kill came too late.
+
+        leg 1: 4 ranks, killed with -9 during the save of step 4 (rank 2)
+        leg 2: 2 ranks from step 2, to the end
+        """
         legs: list[RunTrace] = []
         modes = self.options.modes or [None] * len(self.options.worlds)
         plan = zip(self.options.worlds, modes, [*kills, None], strict=True)
@@ -226,7 +239,10 @@ class Proof:
         return legs
 
     def _missing(self, reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
-        """The first step or evaluation that no leg has completed."""
+        """The first step or evaluation that no leg has completed.
+
+        `step 9 was never done by all ranks`, where a leg began after it and the one before had not reached it.
+        """
         for step in range(1, self.options.steps + 1):
             if not any(leg.is_complete(step) for leg in legs):
                 name = f"step {step}"
@@ -332,7 +348,10 @@ class RunTrace:
 
 
 def read_trace(folder: Path) -> RunTrace:
-    """The attempt whose trace is in this folder."""
+    """The attempt whose trace is in this folder.
+
+    A rank's first line is the start, then one for each step and evaluation.
+    """
     ranks = [list(read_events(file)) for file in sorted(folder.glob("rank-*.jsonl"))]
     if not ranks or not ranks[0] or ranks[0][0]["kind"] != "start":
         raise TrainingError(
@@ -363,7 +382,11 @@ def read_trace(folder: Path) -> RunTrace:
 
 
 def _add_rank(step: StepTrace, line: Mapping[str, Any]) -> None:
-    """What one rank has written of the step."""
+    """What one rank has written of the step.
+
+    Its batches have positions in the epoch's order, an index and a hash for each sample, and a hash of
+    all that belongs to no single sample.
+    """
     step.num_ranks += 1
     if "tensors" in line:
         step.state = TensorHashes(line["tensors"], line["unsaved"])
@@ -485,7 +508,12 @@ def _samples(
     *,
     is_complete: bool,
 ) -> Iterator[RunDifference]:
-    """The differences in the samples of one step; those that are missing count if it is complete."""
+    """The differences in the samples of one step; those that are missing count if it is complete.
+
+    step 4 took sample 17 at position 65 of epoch 1, not sample 12
+    sample 12 (position 65 of epoch 1) differs at step 4
+    the micro-batch of positions 64 to 79 differs at step 4, in what belongs to no single sample
+    """
     step = expected.step
     if expected.epoch != actual.epoch:
         sentence = f"step {step} is in epoch {actual.epoch + 1}, not in epoch {expected.epoch + 1}"
@@ -540,7 +568,10 @@ def _tensors(
     step: int,
     when: str,
 ) -> Iterator[RunDifference]:
-    """A difference that names the first tensor, if any has other bits."""
+    """A difference that names the first tensor, if any has other bits.
+
+    `head.weight differs after step 7, and 3 other tensors with it`.
+    """
     if names := _unequal(expected, actual):
         first, *rest = names
         also_differ = f", and {plural(len(rest), 'other tensor')} with it" if rest else ""
@@ -552,7 +583,10 @@ def _metrics(
     actual: ByName | None,
     step: int,
 ) -> Iterator[RunDifference]:
-    """Compares the evaluation after a step. A killed attempt may lack its last one."""
+    """Compares the evaluation after a step. A killed attempt may lack its last one.
+
+    `accuracy of the evaluation after step 8 is 0.75, not 0.8125`.
+    """
     if expected is None or actual is None:
         return
     for name in _unequal(expected, actual):
@@ -581,7 +615,10 @@ def compare_checkpoints(
     same_world: bool,
 ) -> RunDifference | None:
     """Compare the folders of one step. `same_world`: the random state of every rank must be equal
-    too."""
+    too.
+
+    `model.safetensors of the checkpoint of step 10 differs`.
+    """
     names = {file.name for folder in (reference, resumed) for file in folder.iterdir()}
     names -= {MANIFEST} if same_world else {MANIFEST, RANDOM}
     for name in sorted(names):

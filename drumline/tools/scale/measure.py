@@ -1,6 +1,8 @@
 """`drumline scale measure`: short runs of a job on several numbers of ranks, each with a profile,
 and how much faster the larger ones are. No torch.
-"""
+
+With `--world 1,2,4` the runs are base-1, weak-2, weak-4, strong-2 and strong-4: a weak size has as
+many samples on each rank as the base, a strong one as many in all."""
 
 from __future__ import annotations
 

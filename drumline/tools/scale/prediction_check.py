@@ -138,7 +138,8 @@ def _newest_step(
 
 
 def _measured_steps(run: Path) -> Iterator[MeasuredStep]:
-    """Of its measurements with the batch of each rank unchanged, and of its profile."""
+    """Of its measurements with the batch of each rank unchanged, and of its profile: each is a step of a
+    job on some nodes and ranks."""
     for measurement in read_scaling(run, Measurement):
         weak_sizes = [size for size in measurement.sizes if size.scaling == "weak"]
         for size in weak_sizes:

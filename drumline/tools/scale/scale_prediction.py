@@ -2,8 +2,9 @@
 profile (profile_result.py), a network (network_model.py) and the simulation of steps. No torch.
 
 A step of DDP is simulated as events: buckets become ready in the backward pass, all-reduces share
-the network, the slowest rank sets the pace.
-"""
+the network, the slowest rank sets the pace. Of two buckets that are ready after 10 and 20 ms, each
+of which takes 15 ms to reduce on one lane, the second waits for the first until 25 ms, and the last
+one ends at 40 ms."""
 
 from __future__ import annotations
 
@@ -200,7 +201,9 @@ def shape_of(profile: ProfileResult) -> StepShape:
 
 def _without_stalls(profile: ProfileResult) -> ProfileResult:
     """Without single steps that are far longer than the others, if the steps that were not profiled
-    say that they are no part of the job: another program that used the CPU, say."""
+    say that they are no part of the job: another program that used the CPU, say.
+
+    Gradients are then ready earlier in proportion, since they were recorded as means over all steps."""
     if profile.unprofiled_step_s is None:
         return profile
 
@@ -326,8 +329,8 @@ def _in_order(buckets: Sequence[ReadyGradients]) -> tuple[ReadyGradients, ...]:
 
 
 def _paces(profile: ProfileResult, compute_s: float, host_s: float) -> tuple[Pace, ...]:
-    """Of each rank and step. What the host did in the same step goes with it where it was
-    recorded, and is as usual in all steps where it was not."""
+    """How long each rank took in each step, as parts of the means. What the host did in the same step goes
+    with it where it was recorded, and is as usual in all steps where it was not."""
     paces = []
     for rank in profile.ranks:
         hosts = [1.0] * len(rank.compute_s)
@@ -626,7 +629,8 @@ def _size(
 
 
 def _resampled(shape: StepShape, typical_s: StepTime) -> tuple[float, float]:
-    """The ends of 90% of the means of resampled steps."""
+    """The ends of 90% of the means of resampled steps: with few or uneven steps the interval is wider. The
+    draws are the same at every call."""
     draw = random.Random(0)  # noqa: S311 - a simulation, not a secret
     means_s = []
     for _ in range(REPLICATES):
@@ -638,8 +642,8 @@ def _resampled(shape: StepShape, typical_s: StepTime) -> tuple[float, float]:
 
 
 def goodput(mean_s: float, nodes: int, options: ScaleOptions) -> float:
-    """The part of the time that goes into steps that are kept. A failure of any node costs the
-    restart and, on average, half of the steps between two checkpoints."""
+    """The part of the time that goes into steps that are kept. A failure of any node costs the restart and,
+    on average, half of the steps between two checkpoints: with more nodes there are more failures."""
     interval_s = options.checkpoint_every * mean_s
     saving = interval_s / (interval_s + options.checkpoint_pause_s)
     failures_per_s = nodes / (options.mtbf_hours * 3600)

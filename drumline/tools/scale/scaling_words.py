@@ -1,4 +1,8 @@
-"""Predictions, measurements and checks as lines of text: tables, and what follows from them."""
+"""Predictions, measurements and checks as lines of text: tables, and what follows from them.
+
+nodes  ranks   step         (90%)  efficiency      (90%)  exposed  waiting
+    2     16  46 ms  43 ms - 49 ms       91.3%  85% - 98%     3 ms     1 ms
+"""
 
 from __future__ import annotations
 
@@ -149,7 +153,7 @@ def _changes(prediction: Prediction, size: PredictedSize) -> Iterator[str]:
 
 
 def measurement_lines(measurement: Measurement) -> Iterator[str]:
-    """A table for each kind of scaling, with why a size is below what is usual."""
+    """A table for each kind of scaling, with why a size is below what is usual, and what was too noisy."""
     yield f"{measurement.task} on {measurement.device}"
     if measurement.shares_cores:
         yield "there are fewer cores or GPUs than ranks: ranks share them, so more ranks cannot be faster here"
@@ -199,7 +203,10 @@ def _noise(size: MeasuredSize) -> str:
 
 def why_below_usual(size: MeasuredSize, base: MeasuredSize) -> str | None:
     """The largest part of the step that the fewest ranks do not have, where the efficiency is below
-    what is usual."""
+    what is usual:
+
+    8 ranks: 61% is below the usual 80%; the largest loss is exposed communication: 12 ms of a step (20%)
+    """
     usual = usual_efficiency(size.ranks)
     if usual is None or size.efficiency >= usual[0]:
         return None

@@ -133,7 +133,10 @@ class CollectiveWaits:
         self._group_of: dict[tuple[int | None, int], str] = {}
 
     def read(self, line: str, rank: int | None) -> bool:
-        """Whether a line is a time-out of the watchdog; other lines of it name the group."""
+        """Whether a line is a time-out of the watchdog; other lines of it name the group:
+
+        [rank1]: [PG ID 0 PG GUID 0 Rank 1] failure detected ... at work sequence id: 12
+        """
         status = STATUS.search(line) if " at work" in line else None
         if status is not None:
             self._group_of[rank, int(status["number"])] = status["group"]
@@ -168,7 +171,8 @@ class CollectiveWaits:
                 yield _late_ranks(waits, ranks - waiting, work)
 
     def _by_group(self) -> dict[str, list[CollectiveWait]]:
-        """The waits of each group; of an unknown group under an empty name."""
+        """The waits of each process group, `{'0': [...], '1': [...]}`; of an unknown group under an empty
+        name."""
         groups: dict[str, list[CollectiveWait]] = {}
         for (rank, number, _), wait in self._waits.items():
             group = "" if number is None else self._group_of.get((rank, number), "")
@@ -237,7 +241,7 @@ def _late_ranks(waits: list[CollectiveWait], late_ranks: set[int], work: str) ->
 
 
 def _gaps(waiting: list[int]) -> set[int]:
-    """Ranks between those that wait, where most of them wait; and rank 0."""
+    """Ranks between those that wait, where most of them wait; and rank 0: where 0, 1 and 3 wait, rank 2."""
     if len(waiting) < 2:
         return set()
 
@@ -641,7 +645,7 @@ class JobFaults:
             self._tracebacks[line.origin].end()
 
     def _joins_chain(self, origin: str, exception: str) -> bool:
-        """Add an exception to the one that it follows from."""
+        """Add an exception to the one that it follows from: `KeyError: 'label', then RuntimeError: bad batch`."""
         cause = self._last_exceptions.get(origin)
         if cause is None or not self._tracebacks[origin].is_chained:
             return False
@@ -653,7 +657,8 @@ class JobFaults:
         return True
 
     def _read_work(self, text: str) -> None:
-        """Long work before the first time-out, which may be what others wait for."""
+        """Long work before the first time-out, which may be what others wait for: `Saving model checkpoint to
+        /data/run`."""
         if self.first_wait is None and _has_stem(text, WORK_STEMS):
             work = WORK.search(text)
             if work is not None:

@@ -90,7 +90,8 @@ class KnownMessage:
     at_end: bool = False
 
     def values_in(self, line: str) -> dict[str, str] | None:
-        """The groups of its patterns; None: a line with one of its texts is another message."""
+        """The groups of its patterns, `{'address': '10.0.0.4'}`; None: a line with one of its texts is another
+        message."""
         values: dict[str, str | None] = {}
         if self.pattern is not None:
             match = self.pattern.search(line)
@@ -180,7 +181,8 @@ def _pattern_of(node: LetterTree) -> str:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """A value may be empty: no two spaces are left beside it."""
+    """`connection to {address} refused` with the values of a line. A value may be empty: no two spaces are
+    left beside it."""
     text = re.sub(r" {2,}", " ", text.format(**values))
     return text.replace("( ", "(").replace(" )", ")").replace(" :", ":").rstrip()
 

@@ -53,7 +53,8 @@ class LoggedRoutes:
             self._networks[host, match["interface"]] = network
 
     def shared_networks(self) -> dict[str, str]:
-        """Two interfaces of a host whose networks overlap, in words; the first of each host."""
+        """Two interfaces of a host whose networks overlap, in words; the first of each host: `{'gpu-01':
+        'eth0 and eth1 are in the same network (10.0.0.0/16)'}`."""
         shared: dict[str, str] = {}
         for first, second in combinations(self._networks, 2):
             host, interface = first
@@ -164,7 +165,11 @@ class NcclLog:
         yield from _lines(io.BytesIO(tail))
 
     def _read_line(self, line: str) -> None:
-        """A line of torch or another program, or the messages of one or several processes."""
+        """A line of torch or another program, or the messages of one or several processes, which may have
+        written into one line:
+
+        gpu-01:11:12 [0] NCCL INFO Connected all gpu-01:13:14 [1] NCCL INFO Connected all rings
+        """
         if not self.rdma_setting and (match := RDMA_SETTING.search(line)):
             self.rdma_setting = match[0]
 
@@ -217,7 +222,7 @@ class NcclLog:
         self.faults.read(LogLine(text=text, file=self._file, setting=setting))
 
     def _read_cut_line(self, line: str, cut: re.Match[str]) -> None:
-        """A line of NCCL without host and process."""
+        """A line of NCCL without host and process: `misc/socket.cc:58 NCCL WARN Connect to ... failed`."""
         process = self._process(self._file, 0)
         process.is_named = False
         words_before = line[: cut.start()].split()
@@ -231,7 +236,7 @@ class NcclLog:
         source: str,
         text: str,
     ) -> None:
-        """`source`: NCCL's source file, which a warning names."""
+        """A message of one process. `source`: NCCL's source file, which a warning names."""
         self.num_lines += 1
         if prefix["level"] == "WARN":
             self._read_fault(process, text, source=f"{source}NCCL WARN ")
@@ -333,7 +338,7 @@ class NcclLog:
         return sorted(names) if len(names) > 1 else []
 
     def differing_settings(self) -> dict[str, list[str]]:
-        """The values of what is not the same in all processes that show it."""
+        """The values of what is not the same in all processes that show it: `{'NCCL_ALGO': ['Ring', 'Tree']}`."""
         values: dict[str, set[str]] = {}
         for process in self.processes.values():
             for name, value in process.settings.items():

@@ -1,6 +1,10 @@
 """Which variables of NCCL, gloo and OpenMP a cluster needs, each with its reason: those that the
 doctor's findings call for, and a few that follow from its facts and measurements. Everything else
-is better left to NCCL."""
+is better left to NCCL.
+
+    export NCCL_SOCKET_IFNAME=eth0  # NCCL would also use docker0 (172.17.0.1), ...
+    export OMP_NUM_THREADS=8  # a process may use 8 of 64 processors, and would start a thread ...
+"""
 
 from __future__ import annotations
 
@@ -142,7 +146,10 @@ def _warning(
 
 
 def _threads(hosts: HostFacts) -> Iterator[Finding]:
-    """Threads are counted from all processors, whatever a container or a scheduler allows."""
+    """Threads are counted from all processors, whatever a container or a scheduler allows:
+
+    8 ranks with OMP_NUM_THREADS=16 are more threads than the 64 processors it may use
+    """
     for host, facts in hosts.items():
         cpus = facts["cpus"]
         ranks = max(1, num_visible_gpus(facts))
@@ -197,7 +204,8 @@ def _efa(hosts: HostFacts) -> Iterator[Finding]:
 
 
 def _missing_infiniband(hosts: HostFacts) -> str | None:
-    """NCCL connects only hosts that all have such cards: which of them have, and which do not."""
+    """NCCL connects only hosts that all have such cards: `a and b can use InfiniBand or RoCE, but c
+    cannot: no card has an active port`; None: all have them, or none."""
     have = [host for host, facts in hosts.items() if _cards(facts, "InfiniBand", "RoCE")]
     lack = [host for host in hosts if host not in have]
     if not have or not lack:
@@ -210,7 +218,8 @@ def _missing_infiniband(hosts: HostFacts) -> str | None:
 
 
 def _mixed_cards(hosts: HostFacts) -> Iterator[Finding]:
-    """NCCL connects only cards of one kind."""
+    """NCCL connects only cards of one kind: `NCCL cannot connect InfiniBand (mlx5_0) and RoCE (mlx5_1):
+    cards of one kind only`."""
     all_have_infiniband = all(_cards(facts, "InfiniBand") for facts in hosts.values())
     for host, facts in hosts.items():
         infiniband = _cards(facts, "InfiniBand")
@@ -225,7 +234,10 @@ def _mixed_cards(hosts: HostFacts) -> Iterator[Finding]:
 
 def _nccl_interfaces(hosts: HostFacts, survey: Survey) -> Iterator[Finding]:
     """NCCL uses all interfaces but bridges of containers and the loopback, also those that no other
-    host reaches."""
+    host reaches.
+
+    NCCL would also use docker0 (172.17.0.1), which no other host reaches; eth0 (10.0.0.4) works
+    """
     for number in survey.present():
         host = survey.hosts[number]
         works = working_address(survey, number)
@@ -277,7 +289,11 @@ def _nccl_choice(interfaces: Sequence[Facts]) -> list[Facts]:
 
 def _sockets(hosts: HostFacts, survey: Survey) -> Iterator[tuple[str, VariableFix]]:
     """Over TCP NCCL opens one connection between two GPUs, which may not fill a fast link: what is
-    seen of that, and the variable that adds connections."""
+    seen of that, and the variable that adds connections.
+
+    one connection carries 9.4 Gbit/s of the link's 100 Gbit/s, and there is no InfiniBand
+    16 connections fill the link
+    """
     if len(hosts) < 2 or all(facts["cards"]["rdma"] for facts in hosts.values()):
         return
 

@@ -272,7 +272,7 @@ class Coordinator:
             await client.open()
             answer = await client.ask("begin", ANSWER_S, **asdict(self.settings))
             self._introduce(number, from_json(Introduction, answer))
-        except (NodeLostError, NodeRequestError, ValueError) as error:
+        except (PreflightError, ValueError) as error:
             self._lose(number, error)
 
     def _introduce(self, number: int, answer: Introduction) -> None:
@@ -293,7 +293,7 @@ class Coordinator:
         """A host is absent from now on, and the survey has the reason."""
         host = self.survey.hosts[number]
         host.absent_fix = f"check what {host.name} is doing, and run the doctor again"
-        if isinstance(error, (NodeLostError, NodeRequestError)):
+        if isinstance(error, PreflightError):
             host.absent = error.what
             host.absent_fix = error.next_step or host.absent_fix
         else:
