@@ -148,7 +148,10 @@ def compare_hosts(facts: HostFacts) -> list[Finding]:
 
 
 def _compare_traits(facts: HostFacts) -> Iterator[Finding]:
-    """Versions, GPUs, the architecture, the file system and the MTU."""
+    """Versions, GPUs, the architecture, the file system and the MTU.
+
+    A difference of these is a problem where ranks cannot train together, and a warning where they can.
+    """
     # Versions of Python that differ only in the patch number are compatible.
     minors = {tuple(host_facts["python"].split(".")[:2]) for host_facts in facts.values()}
     tables = {host: _traits(host_facts) for host, host_facts in facts.items()}
@@ -330,7 +333,10 @@ async def check_over_ssh(
 async def check_as_node_zero(
     node: NodeOptions, options: DoctorOptions, progress: Progress
 ) -> DoctorResult:
-    """As node 0, which the other nodes connect to."""
+    """As node 0, which the other nodes connect to.
+
+    Nodes that have not joined in time are absent, and the others are checked.
+    """
     rendezvous = DoctorRendezvous(node)
     await rendezvous.wait(progress)
     hosts = [HostRecord("node 0", node.master, address=rendezvous.address)]
@@ -365,7 +371,10 @@ async def _examine(
     slots: Mapping[int, int | None],
     progress: Progress,
 ) -> DoctorResult:
-    """The survey, then the collectives, if no pair of hosts has a problem."""
+    """The survey, then the collectives, if no pair of hosts has a problem.
+
+    An interrupted check sends the hosts no result, and they report that.
+    """
     settings = options.settings
     # The variables that `drumline launch` passes to ranks on other hosts.
     sent = replace(settings, environment=variables_for_ranks([], settings.environment))
@@ -434,7 +443,10 @@ async def collectives_on_hosts(
 
 
 def check_facts(survey: Survey) -> list[Finding]:
-    """What is wrong with each host, and what differs across them."""
+    """What is wrong with each host, and what differs across them.
+
+    A host whose facts cannot be read has another version of drumline, and is left out of comparisons.
+    """
     findings = []
     facts_of_hosts = {}
     for host in survey.hosts:

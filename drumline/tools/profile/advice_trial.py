@@ -134,7 +134,10 @@ class AdviceTrial:
         return min(ratios), max(ratios)
 
     def document(self) -> dict[str, Any]:
-        """For --json."""
+        """For --json.
+
+        {'settings': {'data.workers': '4'}, 'predicted': 0.6, 'ratio': 0.63, 'spread': [0.61, 0.65], ...}
+        """
         document = {
             "bottleneck": self.advice.bottleneck,
             "settings": self.advice.settings,

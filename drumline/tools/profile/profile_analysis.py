@@ -127,7 +127,10 @@ def read_ranks(
     folder: Path, merged: MergedTrace
 ) -> tuple[dict[int, RankFacts], dict[int, RankTrace], dict[int, str]]:
     """The facts and traces that can be read, by one clock, which are also merged; and for each
-    other rank, why its own cannot: `{3: 'it is incomplete'}`."""
+    other rank, why its own cannot: `{3: 'it is incomplete'}`.
+
+    How many ranks there are is in the facts of each: ranks without any file are then missing, too.
+    """
     facts: dict[int, RankFacts] = {}
     traces: dict[int, RankTrace] = {}
     missing: dict[int, str] = {}
@@ -285,7 +288,10 @@ def _rank_steps(
     phases: Mapping[int, RankPhases],
     hosts: Mapping[int, Intervals],
 ) -> list[RankSteps]:
-    """Lengths of the steps of each rank, and means over them."""
+    """Lengths of the steps of each rank, and means over them.
+
+    A step is critical for the rank that the others waited for longest in it.
+    """
     waits = waits_by_step(steps_by_rank)
     steps_with_wait = [waits_s for waits_s in waits if any(waits_s.values())]
     critical = [max(waits_s, key=waits_s.__getitem__) for waits_s in steps_with_wait]
@@ -361,7 +367,10 @@ def top_kernels(traces: Sequence[RankTrace]) -> list[Kernel]:
 
 
 def host_syncs(traces: Sequence[RankTrace]) -> list[HostSync]:
-    """Calls that wait for the device, by their line: means over steps and ranks, the longest first."""
+    """Calls that wait for the device, by their line: means over steps and ranks, the longest first.
+
+    HostSync(source='train.py:41', call='cudaStreamSynchronize', seconds=0.004, calls=2.0)
+    """
     events = chain.from_iterable(trace.syncs for trace in traces)
     rows = (((event.details.source, event.name), event.end - event.start, 1) for event in events)
 

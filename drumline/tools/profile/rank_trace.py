@@ -237,7 +237,10 @@ def is_compute(name: str) -> bool:
 
 
 def is_communication(name: str) -> bool:
-    """Whether a kernel is one of NCCL."""
+    """Whether a kernel is one of NCCL.
+
+    `ncclDevKernel_AllReduce_Sum_f32_RING_LL`.
+    """
     return "nccl" in name[:5]
 
 
@@ -299,7 +302,10 @@ def _device_starts(
     work: EventColumns,
     launches: Numbers,
 ) -> list[float]:
-    """When the GPU began each step; as on the host if a step has no kernel."""
+    """When the GPU began each step; as on the host if a step has no kernel.
+
+    A host that launches ahead marks the next step while the device still computes the one before.
+    """
     streams, _ = work.numbered(lambda label: label.thread)
     busy_s = np.bincount(streams, work.end - work.start)
     on_busiest = launches[streams == busy_s.argmax()]
@@ -407,7 +413,10 @@ def _joined(
 ) -> CollectiveCall:
     """One collective, from its call on the host, which may be missing, and the library's work.
 
-    `accumulations`: when the gradients of parameters are accumulated."""
+    `accumulations`: when the gradients of parameters are accumulated.
+
+    A rank has joined a collective of gloo when it calls it, and one of NCCL when its kernel starts.
+    """
     host_call = None
     joined = work.start
     is_bucket = False

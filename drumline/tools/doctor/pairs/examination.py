@@ -85,7 +85,11 @@ class NodeClient:
         await self._waiting[HELLO]
 
     async def ask(self, action: str, limit_s: float, /, **arguments: Any) -> Any:
-        """The answer to a request; NodeLostError without one, NodeRequestError for a refusal."""
+        """The answer to a request, which is a frame with its number:
+
+        {"kind": "probe", "id": 7, "targets": [...]} and {"kind": "answer", "id": 7, "ok": [...]}
+
+        NodeLostError without an answer in time, NodeRequestError for a refusal."""
         if self.lost is not None:
             raise self.lost
 
@@ -401,7 +405,10 @@ async def _open_ports(hosts: Coordinator) -> Ports:
 
 
 async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
-    """Every host tries the ports of all others at the same moment."""
+    """Every host tries the ports of all others at the same moment.
+
+    Of the two data ports the worse outcome counts: a firewall may let some ports through.
+    """
     plans = {}
     requests: dict[int, Message] = {}
     for number in ports:
@@ -426,7 +433,11 @@ async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
 
 def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str, Target]]:
     """What one host tries: for each port its kind (`data`, `rendezvous`, or an address) and the
-    target."""
+    target.
+
+    ('data', Target(node=1, address='10.0.0.5', port=41001, large=True))
+    ('172.17.0.1', Target(node=1, address='172.17.0.1', port=41003))
+    """
     for number, opened in ports.items():
         if number == source:
             continue

@@ -130,7 +130,10 @@ def _no_connection(options: NodeOptions, reason: str) -> PreflightError:
 
 def _prove(line: socket.socket, options: NodeOptions) -> FrameReader:
     """The handshake; returns the reader of node 0's frames, some of which may already have been
-    read."""
+    read.
+
+    what answers at 10.0.0.4:29500 does not know DRUMLINE_SECRET
+    """
     frames = FrameReader(line.fileno())
     handshake = dial(options.key, PURPOSE, options.node, 0, nodes=options.nodes)
     message = next(handshake)
@@ -279,7 +282,10 @@ class DoctorRendezvous:
 
 
 def listen(options: NodeOptions) -> socket.socket:
-    """A socket at the master's address, which must be one of this machine."""
+    """A socket at the master's address, which must be one of this machine.
+
+    --master gpu-01 resolves to 127.0.1.1 on gpu-01, which no other host reaches
+    """
     master = f"--master {options.master}"
     here = socket.gethostname()
     outer = [interface.address for interface in interfaces() if not interface.is_loopback]

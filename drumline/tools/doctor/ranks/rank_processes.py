@@ -41,7 +41,10 @@ RankOutcome = JsonObject
 
 @dataclass(frozen=True)
 class HostRanks:
-    """Which ranks of the group run on this host, and where the rendezvous is."""
+    """Which ranks of the group run on this host, and where the rendezvous is.
+
+    The second of two hosts with 8 GPUs each has `first_rank` 8, `num_procs` 8 and `world_size` 16.
+    """
 
     first_rank: Annotated[int, Meta(ge=0, le=1 << 20)]
     num_procs: Annotated[int, Meta(ge=1, le=1024)]
@@ -162,7 +165,10 @@ class RankProcesses:
 
 
 def read_result(text: str) -> JsonObject | None:
-    """The line of a rank, found in the output of NCCL and torch."""
+    """The line of a rank, found in the output of NCCL and torch.
+
+    {"rank": 0, "host": "gpu-01", "ok": true, "findings": [], "numbers": {"world_size": 2, ...}}
+    """
     for line in reversed(text.splitlines()):
         try:
             result = json.loads(line)
@@ -183,7 +189,11 @@ def _text(output: IO[bytes]) -> str:
 
 
 def _outcome(code: int | None, out: str, err: str, limit_s: float) -> RankOutcome:
-    """The result of a rank, or how its process ended."""
+    """The result of a rank, or how its process ended.
+
+    {'code': 0, 'result': {...}}
+    {'code': -9, 'result': None, 'error': 'killed by SIGKILL'}
+    """
     if (result := read_result(out)) is not None:
         return {"code": code, "result": result}
 
@@ -211,7 +221,10 @@ def local_collectives(
     backend: Backend,
 ) -> tuple[list[Finding], Mapping[str, float]]:
     """Findings and numbers of `procs` ranks on this machine; by default one per GPU that torch
-    sees, or two."""
+    sees, or two.
+
+    NCCL needs a GPU per rank: 4 ranks, and torch sees 2 GPUs
+    """
     on_gpus = backend == "nccl" or (backend == "auto" and num_gpus > 0)
     usual_ranks = max(1, num_gpus) if on_gpus else CPU_PROCS
     num_ranks = procs or usual_ranks
@@ -233,7 +246,10 @@ def local_collectives(
 def collective_findings(outcomes: Sequence[RankOutcome], names: Mapping[str, str]) -> list[Finding]:
     """The ranks' findings, each once, and the ranks that printed nothing and have no finding.
 
-    `names`: the user's name for each host, by its host name."""
+    `names`: the user's name for each host, by its host name.
+
+    A rank that another one names as blocked has a finding, though it printed nothing itself.
+    """
     findings = []
     for result in _results(outcomes):
         for entry in result["findings"]:
