@@ -386,6 +386,7 @@ async def _examine(
         await examine(coordinator)
         network = pair_findings(survey)
         facts = check_facts(survey)
+
         if options.with_collectives and not has_problems(network):
             procs = {}
             for number in survey.present():

@@ -69,6 +69,7 @@ def report(
     lines = [("", line) for line in plain]
     lines += finding_lines(findings)
     lines.append(("result", result_line(findings)))
+
     if not is_terminal:
         show_lines(text for _, text in lines)
         return
@@ -159,6 +160,7 @@ def matrix_lines(survey: Survey) -> Iterator[str]:
         yield "every pair: bits per second, and latency"
         yield from columns([*_rows_in_numbers(survey, names, letters)])
         yield _summary(survey, letters)
+
         return
 
     yield "every pair"

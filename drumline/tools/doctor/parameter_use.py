@@ -85,6 +85,7 @@ def use_findings(use: ParameterUse, config: Config, *, task: str) -> list[Findin
     is_sharded = config.dist.mode not in ("ddp", "auto")
     is_checked = trains_with_ddp(config.dist) or (is_sharded and not use.is_static)
     fault = _fault(use, config) if is_checked else None
+
     return [] if fault is None else [Finding.of_fault(CHECK, task, fault)]
 
 
@@ -119,6 +120,7 @@ def _fault(use: ParameterUse, config: Config) -> Fault | None:
         )
         what = f"batches use different parameters: {counts}; several ranks would wait for gradients"
         instead = " in place of --dist.static_graph" if dist.static_graph else ""
+
         return Fault("problem", what, f"set {FIND}{instead}")
 
     if can_be_static and dist.static_graph:

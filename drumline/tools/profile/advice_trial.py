@@ -93,6 +93,7 @@ class ShortRuns:
             arguments = tuple(self.arguments(settings))
             run_to_the_end(Leg(name, arguments, run, log, self.procs))
             events = read_events(RunFolder(run).event_file(0))
+
             return [event for event in events if event["kind"] == "train"]
         finally:
             shutil.rmtree(run, ignore_errors=True)

@@ -62,6 +62,7 @@ class MatchedCollective:
         calls = self.by_rank.values()
         last_start = max(call.start for call in calls)
         last_end = max(call.end for call in calls)
+
         return max(0.0, last_end - last_start)
 
 

@@ -89,6 +89,7 @@ def _computed_at(trace: RankTrace, step: TraceStep, host_times: Numbers) -> Numb
     computed = np.maximum.accumulate([step.start, *ends])
     num_launched = np.searchsorted(launches, host_times)
     until: Numbers = computed[num_launched]
+
     return until
 
 
@@ -156,6 +157,7 @@ def _mean_bucket(buckets: Sequence[Bucket]) -> Bucket:
     num_bytes = round(fmean(bucket.num_bytes for bucket in buckets))
     times = ("ready_s", "backward_s", "host_s", "reduce_s")
     means = {name: fmean(getattr(bucket, name) for bucket in buckets) for name in times}
+
     return Bucket(num_bytes=num_bytes, **means)
 
 

@@ -36,6 +36,7 @@ def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
     is_after_gap = starts[1:] > ends[:-1]
     is_first = np.append(True, is_after_gap)
     is_last = np.append(is_after_gap, True)
+
     return np.stack([starts[is_first], ends[is_last]], axis=1)
 
 

@@ -356,6 +356,7 @@ class SampleTimes:
         names = self.stacks.phases
         sums = np.bincount(self._phases, seconds, len(names)).tolist()
         seconds_of = dict(zip(names, sums, strict=True))
+
         return {name: phase_s for name, phase_s in seconds_of.items() if phase_s > 0}
 
     def cpu_shares(self) -> Numbers:
@@ -363,6 +364,7 @@ class SampleTimes:
         cpu_ns = [sample.cpu_ns for sample in self.stacks.samples]
         cpu_s = np.array(cpu_ns) / 1e9
         shares: Numbers = cpu_s / np.maximum(self.lasts_s, 1e-9)
+
         return np.minimum(1.0, shares)
 
 
@@ -427,6 +429,7 @@ def _lines_of_pauses(facts: RankFacts, times: SampleTimes) -> list[LineCost]:
     paused_s = times.lasts_s * times.is_in(PAUSES) / facts.num_steps
     own_s = paused_s * is_user_s_own(facts.stacks)
     costs = {"seconds": paused_s, "own_s": own_s, "cpu_s": own_s * times.cpu_shares()}
+
     return costliest(facts.stacks, costs)
 
 

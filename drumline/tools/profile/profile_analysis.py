@@ -266,6 +266,7 @@ def cores_per_rank(facts: Mapping[int, RankFacts]) -> float | None:
     first_host = facts[min(facts)].host
     ranks = [rank_facts for rank_facts in facts.values() if rank_facts.host == first_host]
     cpus = {number for rank_facts in ranks for number in rank_facts.cpus}
+
     return len(cpus) / len(ranks) if cpus else None
 
 
@@ -502,6 +503,7 @@ class MergedRank:
         first_number = (self._rank + 1) * PROCESSES
         number = first_number + min(len(self._numbers), PROCESSES - 1)
         self._numbers[process] = number
+
         return number
 
     def close(self) -> None:

@@ -420,6 +420,7 @@ def _joined(
     host_call = None
     joined = work.start
     is_bucket = False
+
     if call is not None:
         host_call = call.start
         # DDP reduces whole numbers, too: which parameters were used.

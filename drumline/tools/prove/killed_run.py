@@ -193,6 +193,7 @@ class JobProcesses:
         token = secrets.token_hex(8)
         self._variable = f"{JOB_VARIABLE}={token}"
         self._is_killed = False
+
         with log.open("wb") as file:
             # A new session: Ctrl-C reaches only this process, which then ends the job.
             self._root = subprocess.Popen(

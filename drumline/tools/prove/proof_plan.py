@@ -191,6 +191,7 @@ class ProofSettings:
             "log.trace": True,
             "log.display": "none",
         }
+
         if self.options.is_elastic:
             settings["train.exact"] = "elastic"
 
@@ -266,6 +267,7 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
         moment = draw.choice(moments) if options.moment is None else options.moment
         rank = draw.randrange(world)
         wait = draw.random()
+
         if attempt:
             step = max(earliest, first_save + (step - first_save) // 2)
             wait = 0.0

@@ -219,6 +219,7 @@ class Proof:
             trace = _take_trace(leg, number)
             legs.append(trace)
             differs = self._difference(reference, legs) is not None
+
             if not differs and (not is_in_time or trace.from_step >= self.options.steps):
                 self.show(f"leg {number}: the kill came too late; trying again with an earlier one")
                 return None
@@ -344,6 +345,7 @@ class RunTrace:
         num_samples = sum(len(step.samples) for step in self.steps.values())
         last = self.steps[max(self.steps)].state or NOTHING
         num_tensors = sum(not name.endswith(".json") for name in last.saved)
+
         return f"{plural(num_samples, 'sample')}, {plural(num_tensors, 'tensor')}"
 
 
@@ -436,6 +438,7 @@ def compare(reference: RunTrace, attempt: RunTrace) -> Comparison:
     difference = next(_differences(reference, attempt), None)
     last = max(attempt.steps, default=0) if difference is None else difference.step
     unequal: list[str] = []
+
     for number, expected, actual in _states(reference, attempt):
         if number <= last:
             # Those that differed last come first: they are more likely the cause.
@@ -528,6 +531,7 @@ def _samples(
         where = f"position {position} of epoch {expected.epoch + 1}"
         expected_sample = expected.samples.get(position)
         actual_sample = actual.samples.get(position)
+
         if expected_sample is None or actual_sample is None:
             has = "has a" if expected_sample is None else "has no"
             sentence = f"step {step} {has} sample at {where}, unlike the run without kills"

@@ -70,6 +70,7 @@ class SizedRuns:
             "log.profile": f"{WARM_UP}:{last}",
         }
         title = plural(ranks, "rank")
+
         if batch is None:
             self.note(title)
         else:

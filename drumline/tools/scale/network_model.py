@@ -377,4 +377,5 @@ def nccl_transfer(
     slowest = min(link.bytes_per_s for link in network.used(nodes, per_node))
     busy_s = moved * num_bytes / (slowest * protocol["bandwidth"][way])
     base_s = protocol["base"][way] * 1e-6
+
     return Transfer(alone_s=base_s + latency_s + busy_s, busy_s=busy_s)

@@ -156,6 +156,7 @@ def _fault_findings(log: NcclLog, transports: Collection[str]) -> Iterator[Ranke
     for plain in faults.plain.values():
         finding = _plain_finding(plain, log.name_of(plain.origin))
         precedence = "warned" if plain.is_warning else "unexplained"
+
         yield RankedFinding(
             faults.context.refined(finding, plain.places),
             "failure" if plain.is_exception else precedence,
@@ -330,6 +331,7 @@ def _chosen_transports(log: NcclLog, hosts: Mapping[int, str]) -> set[str]:
     has_all_ranks = len(hosts) == log.world_size
     is_one_host = has_all_ranks and len(set(hosts.values())) == 1
     uses_tcp = any(process.network == "Socket" for process in log.processes.values())
+
     return {"NET/Socket"} if uses_tcp and not is_one_host else set()
 
 

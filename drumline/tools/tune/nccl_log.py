@@ -180,6 +180,7 @@ class NcclLog:
         has_version = self._read_version(line)
         prefixes = [*PREFIX.finditer(line)]
         cut = CUT_PREFIX.search(line)
+
         if cut is not None and not prefixes:
             self._read_cut_line(line, cut)
             return

@@ -54,6 +54,7 @@ def code_facts(folder: Path, *, skip: Collection[Path] = ()) -> dict[str, Any]:
     endings = CODE_ENDINGS + SETTINGS_ENDINGS
     entries = files_below(folder, enters=lambda below: _is_code_folder(below, skipped))
     code = (entry for entry in entries if entry.name.endswith(endings))
+
     try:
         files = {entry.name: _code_hash(entry) for entry in _in_time(code, MAX_CODE_FILES)}
     except TimeoutError:
@@ -148,6 +149,7 @@ def _is_code_folder(folder: os.DirEntry[str], skipped: set[str]) -> bool:
     path = Path(folder.path)
     is_environment = (path / "pyvenv.cfg").exists()
     is_run = (path / "environment.json").exists() and (path / "events").is_dir()
+
     return not is_environment and not is_run and str(path.resolve()) not in skipped
 
 

@@ -157,6 +157,7 @@ def _visible_gpus(facts: Facts) -> Iterator[Fault]:
     words = _words(value)
     indices = ",".join(str(gpu["index"]) for gpu in gpus)
     fix = f"unset {VISIBLE_GPUS}, or export {VISIBLE_GPUS}={indices}"
+
     if words[0] in ("", "-1", "NoDevFiles"):
         yield Fault("problem", f"{setting} hides {num_gpus} from torch", fix)
         return
@@ -298,6 +299,7 @@ def _memory(facts: Facts) -> Iterator[Fault]:
     limit = memory["limit_bytes"]
     most = limit or memory["bytes"]
     free = min(memory["available_bytes"], most)
+
     if free < MIN_MEMORY:
         total = memory_size(most)
         of = f"the container's limit of {total}" if limit else total
@@ -364,10 +366,12 @@ def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
     host = facts["host"]
     outer = _outer_interface(facts)
     address = outer["address"] if outer else "ADDRESS"
+
     if facts["name_error"]:
         what = f"its host name does not resolve on itself ({facts['name_error']}); torchrun and gloo need it"
         level: Level = "problem" if many_hosts else "warning"
         yield Fault(level, what, f"add a line to /etc/hosts: {address} {host}")
+
         return
 
     if many_hosts and all(resolved.startswith("127.") for resolved in facts["addresses"]):
@@ -392,6 +396,7 @@ def _interface(facts: Facts, *, library: str, many_hosts: bool) -> Iterator[Faul
     fix = VariableFix(variable, outer["name"]) if outer else f"export {variable}=NAME"
     addresses = {interface["name"]: interface["address"] for interface in facts["interfaces"]}
     usable = {name: address for name, address in addresses.items() if address}
+
     if chosen not in usable:
         if value is not None:
             names = join_names(f"{name} {address}" for name, address in usable.items())
@@ -432,6 +437,7 @@ def _processors(facts: Facts) -> Iterator[Fault]:
     cpus = facts["cpus"]
     usable = min(cpus["usable"], cpus["quota"] or cpus["usable"])
     num_gpus = len(facts["gpus"])
+
     if usable <= 1 or usable < num_gpus:
         of_host = f" of this host's {cpus['count']} processors"
         of = of_host if usable < cpus["count"] else " processor"

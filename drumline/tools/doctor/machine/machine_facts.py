@@ -335,6 +335,7 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
     values = dict(TEXT_CONSTANT.findall(source))
     cuda = values.get("cuda")
     nccl = [packages[name] for name in packages if re.fullmatch(r"nvidia-nccl(-cu\d+)?", name)]
+
     if cuda and not nccl:
         nccl = _system_nccl()
 

@@ -373,6 +373,7 @@ def other_addresses(survey: Survey, number: int) -> list[str]:
     host = survey.hosts[number]
     chosen = [interface["address"] for interface in (host.gloo, host.nccl) if interface]
     ranked = sorted(host.reachable_addresses(), key=lambda address: address not in chosen)
+
     return [address for address in ranked if address != host.address][:MAX_OTHER_ADDRESSES]
 
 

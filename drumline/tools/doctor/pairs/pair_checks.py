@@ -80,6 +80,7 @@ def group_links(
         first, second = present
         where = f"{names[first]} <-> {names[second]}"
         yield LinkGroup(second, sorted(bad), where, "both ways")
+
         return
 
     into = _by_end(bad, 1)
@@ -194,10 +195,12 @@ def _rendezvous_port(survey: Survey) -> Iterator[Finding]:
     check = "rendezvous port"
     port = survey.rendezvous_port
     first = survey.hosts[0]
+
     if first.rendezvous_error is not None:
         what = f"nothing can listen on the rendezvous port {port}: {first.rendezvous_error}"
         fix = f"ss -ltnp 'sport = :{port}' on {first.name} shows the process that has it; stop it, or give --port"
         yield Finding("problem", check, first.name, what, fix)
+
         return
 
     tried = survey.links(lambda edge: edge.rendezvous not in (None, OPEN))
@@ -218,6 +221,7 @@ def _data_ports(survey: Survey) -> Iterator[Finding]:
         why = _why(edge.data for edge in closed.values())
         what = f"data ports closed between all of them ({why})"
         yield Finding("problem", check, "every host", what, OPEN_DATA.format(where="on each"))
+
         return
 
     for group in group_links(survey, closed):

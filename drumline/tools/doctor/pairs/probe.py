@@ -94,6 +94,7 @@ class Listeners:
         self._sockets.append(listener)
         accepting = threading.Thread(target=self._accept, args=[listener], daemon=True)
         accepting.start()
+
         return int(listener.getsockname()[1])
 
     def close(self) -> None:

@@ -306,4 +306,5 @@ def listen(options: NodeOptions) -> socket.socket:
         what = f"node 0 cannot listen at {master}:{options.port} on {here}: {error.strerror}"
         next_step = f"give an address of this machine ({own_addresses}) and a port that is free: "
         next_step += f"ss -ltnp 'sport = :{options.port}' shows the process that has it"
+
         raise PreflightError(what, next_step=next_step) from error

@@ -158,6 +158,7 @@ class PhaseTimer:
         ranks = join_names(f"rank {rank}" for rank in here)
         where = join_names(dict.fromkeys(marks[rank]["host"] for rank in here))
         what = f"{ranks} all started {name} and did not finish it within {limit_s:g} s: what they send does not arrive"
+
         return [_finding(where, what, LOST_FIX)]
 
     def _write(self, phase: str, *, is_late: bool = False) -> None:
@@ -338,6 +339,7 @@ def _reason(error: BaseException) -> str:
     text = str(error)
     last_error = text.partition("Last error:")[2]
     reason = last_error.strip() or text.strip() or type(error).__name__
+
     return reason.splitlines()[0].strip()
 
 
@@ -524,6 +526,7 @@ def _wrong_gradients(plain: nn.Module, model: nn.Module, world_size: int) -> Ite
         gradient = parameter.grad.cpu().flatten()
         average = expected.grad.flatten()
         wrong = ((gradient - average).abs() > TOLERANCE).nonzero()
+
         if len(wrong):
             place = int(wrong[0])
             yield (
