@@ -318,8 +318,8 @@ async def check_over_ssh(
     command = remote_module(NODE_SERVER, python, None)
     cwd = Path.cwd()
     start_times = StartTimes(START_S, MAX_START_S)
-    clients = []
 
+    clients = []
     for host in hosts:
         words = ssh_words(ssh, host, command, cwd=cwd)
         connection = HostConnection(host, words, START_S, start_times=start_times)
@@ -380,8 +380,8 @@ async def _examine(
     sent = replace(settings, environment=variables_for_ranks([], settings.environment))
     coordinator = Coordinator(survey, clients, sent, progress)
     result = DoctorResult(survey)
-    ending: JsonObject = {}
 
+    ending: JsonObject = {}
     try:
         await examine(coordinator)
         network = pair_findings(survey)
@@ -418,9 +418,9 @@ async def collectives_on_hosts(
 
     first = survey.hosts[min(procs)]
     address = str(first.called if survey.by_ssh else first.address)
+
     requests: dict[int, JsonObject] = {}
     first_rank = 0
-
     for number, num_procs in procs.items():
         ranks = HostRanks(
             first_rank,

@@ -160,7 +160,6 @@ def matrix_lines(survey: Survey) -> Iterator[str]:
         yield "every pair: bits per second, and latency"
         yield from columns([*_rows_in_numbers(survey, names, letters)])
         yield _summary(survey, letters)
-
         return
 
     yield "every pair"

@@ -61,8 +61,8 @@ def measure_use(
     out layers at random."""
     config = with_local_data(config, ddp)
     job = build_job(config, task_class(config), ddp, step_kind="eager")
-    unused: Counter[str] = Counter()
 
+    unused: Counter[str] = Counter()
     try:
         with explain_out_of_memory(config, job), dry_run(job) as task:
             batches = (micro.data for step in endless(job.loader) for micro in step.micro_batches)

@@ -104,8 +104,8 @@ def search_batch(
     config = replace(config, train=replace(config.train, accumulate=1, micro_batch_size=None))
     job = build_job(config, task_class(config), ddp, step_kind=config.train.step or "eager")
     on_gpu = ddp.device.type == "cuda"
-    trials: list[Trial] = []
 
+    trials: list[Trial] = []
     try:
         # Weights stay as they are, so that no trial ends in a NaN.
         LearningRates(job.optimizer, config.optim, lambda *_: 0.0).set(0, 1)

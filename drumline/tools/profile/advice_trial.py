@@ -205,8 +205,8 @@ def trial_lines(trials: Sequence[AdviceTrial]) -> Iterator[str]:
         after = median(trial.after_s)
         low, high = trial.spread
         shortest, longest = trial.band
-        outcome = "as predicted"
 
+        outcome = "as predicted"
         if trial.ratio < shortest:
             outcome = "more than predicted"
         elif trial.ratio > longest:

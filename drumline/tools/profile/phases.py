@@ -402,9 +402,9 @@ def _lines_of_steps(
     lines = []
     for caller, samples in _functions(stacks, sampled.seconds):
         cost = _cost_of(stacks, costs, samples, caller)
+
         by_itself: list[int] = []
         by_library: list[int] = []
-
         for number in samples:
             line = line_of(stacks, number)
             if place_of(line) == cost.source:

@@ -134,8 +134,8 @@ def read_ranks(
     facts: dict[int, RankFacts] = {}
     traces: dict[int, RankTrace] = {}
     missing: dict[int, str] = {}
-    ahead_s: dict[str, float] = {}
 
+    ahead_s: dict[str, float] = {}
     world_size = 1
     for rank in range(MOST_RANKS):
         has_facts = facts_path(folder, rank).exists()
@@ -206,9 +206,9 @@ def result_of(
     """What the ranks show together. `traces` are by one clock."""
     collectives = matched(traces, clock_error_s=CLOCK_ERROR_S)
     steps: dict[int, Sequence[StepParts]] = {}
+
     phases: dict[int, RankPhases] = {}
     hosts: dict[int, Intervals] = {}
-
     for rank, trace in traces.items():
         steps[rank] = divide_steps(rank, trace, collectives)
         phases[rank] = phases_of_rank(facts[rank], trace, waiting_of(rank, collectives))
@@ -296,8 +296,8 @@ def _rank_steps(
     waits = waits_by_step(steps_by_rank)
     steps_with_wait = [waits_s for waits_s in waits if any(waits_s.values())]
     critical = [max(waits_s, key=waits_s.__getitem__) for waits_s in steps_with_wait]
-    ranks = []
 
+    ranks = []
     for rank, steps in steps_by_rank.items():
         ranges = [step.step for step in steps]
         host = hosts[rank]
@@ -404,9 +404,9 @@ def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
     # torch reports no allocations
     waits = [event for event in trace.syncs if event.name not in ALLOCATIONS]
     syncs = sorted(waits, key=lambda event: event.end)
+
     sources: dict[Event, str] = {}
     num_done = 0
-
     for reported_ns, source in sorted(facts.sync_lines):
         reported = (reported_ns - trace.base_ns) / 1e9
         last = bisect_right(syncs, reported, key=lambda event: event.end) - 1

@@ -219,8 +219,8 @@ def _launches(columns: EventColumns, kernels: EventColumns) -> Numbers:
     one correlation; a kernel of a graph may have no launch, and counts from its start."""
     calls = columns.where(columns.of_kinds(LAUNCHES))
     launches = {call.details.correlation: call.start for call in calls.events()}
-    rows = []
 
+    rows = []
     for kernel in kernels.events():
         launch = launches.get(kernel.details.correlation, kernel.start)
         rows.append((launch, kernel.start, kernel.end))
@@ -385,15 +385,15 @@ def _collectives(columns: EventColumns, host: EventColumns) -> list[CollectiveCa
 
     is_gloo = columns.named(lambda name: name.startswith("gloo:"))
     is_nccl = columns.of_kinds({"kernel"}) & columns.named(is_communication)
-    works: dict[str, list[Event]] = defaultdict(list)
 
+    works: dict[str, list[Event]] = defaultdict(list)
     for event in columns.where(is_gloo | is_nccl).events():
         works[_kind_of_work(event.name)].append(event)
 
     is_accumulation = host.named(lambda name: name == ACCUMULATES)
     accumulations = union(host.where(is_accumulation).times())
-    collectives = []
 
+    collectives = []
     for kind, works_of_kind in works.items():
         calls_of_kind: Sequence[Event | None] = calls[kind]
         if len(calls_of_kind) != len(works_of_kind):
@@ -419,8 +419,8 @@ def _joined(
     """
     host_call = None
     joined = work.start
-    is_bucket = False
 
+    is_bucket = False
     if call is not None:
         host_call = call.start
         # DDP reduces whole numbers, too: which parameters were used.

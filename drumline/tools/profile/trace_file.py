@@ -277,9 +277,9 @@ def columns_of(parts: Iterable[TracePart]) -> EventColumns:
     rows: list[Numbers] = []
     details: dict[int, Details] = {}
     differentiated_us: list[float] = []
+
     base_ns = 0
     num_events = 0
-
     for part in parts:
         base_ns = part.base_ns
         ranges = [entry for entry in part.entries if entry.ph == "X"]

@@ -253,8 +253,8 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
     first_save = min(pattern["save"])
     # Each kill has its own range of steps, so that it comes after the previous one.
     length = (options.steps - 1 - first_save) / options.num_kills
-    kills = []
 
+    kills = []
     for number, world in enumerate(options.worlds[:-1]):
         before = first_save + int(number * length)
         last = first_save + int((number + 1) * length)

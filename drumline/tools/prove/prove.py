@@ -437,8 +437,8 @@ def compare(reference: RunTrace, attempt: RunTrace) -> Comparison:
     """Compare a complete run and an attempt, which may have begun later and ended earlier."""
     difference = next(_differences(reference, attempt), None)
     last = max(attempt.steps, default=0) if difference is None else difference.step
-    unequal: list[str] = []
 
+    unequal: list[str] = []
     for number, expected, actual in _states(reference, attempt):
         if number <= last:
             # Those that differed last come first: they are more likely the cause.
@@ -652,9 +652,9 @@ def weight_distance(reference: Path, resumed: Path) -> float:
 
     expected = store.read(reference, only=("model",)).tensors["model"]
     actual = store.read(resumed, only=("model",)).tensors["model"]
+
     difference = 0.0
     size = 0.0
-
     for name, tensor in expected.items():
         weights = tensor.double()
         difference += float((weights - actual[name].double()).square().sum())

@@ -208,8 +208,8 @@ def link_from_points(
     hops = [(num_bytes / world_size, seconds / num_hops) for num_bytes, seconds in sorted(points)]
     small, small_s = hops[0]
     large, large_s = hops[-1]
-    latency_s = 0.0
 
+    latency_s = 0.0
     if large > small:
         segment_s = small / SEGMENTS * large_s / large
         latency_s = max(0.0, small_s - segment_s)

@@ -84,9 +84,9 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
     steps = [step for run in runs for step in _measured_steps(run)]
     steps.sort(key=lambda step: step.made_at)
     checked: list[CheckedSize] = []
+
     unmeasured = 0
     other_networks: set[str] = set()
-
     for prediction in predictions:
         is_same_network = prediction.network == network
         if network is None:

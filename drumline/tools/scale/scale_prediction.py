@@ -439,9 +439,9 @@ def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) 
     of the lanes is free; those that run share the slowest link, each at most at the rate it would
     have alone."""
     now = 0.0
+
     waiting = 0
     running: dict[int, float] = {}
-
     while waiting < len(ready) or running:
         while waiting < len(ready) and len(running) < lanes and ready[waiting] <= now:
             if transfers[waiting].busy_s > 0:
@@ -606,8 +606,8 @@ def _size(
     best_bucket = _best_bucket(shape, typical_s)
     best_accumulation = _best_accumulation(shape, typical_s)
     useful = goodput(mean_s, nodes, options)
-    samples_per_day = None
 
+    samples_per_day = None
     if batch is not None:
         samples_per_day = DAY_S / mean_s * useful * batch * ranks
 

@@ -91,8 +91,8 @@ def _torch(facts: Facts) -> Iterator[Fault]:
     torch = facts["torch"]
     cuda = facts["cuda"]
     gpus = facts["gpus"]
-    install = "pip install 'torch>=2.11'"
 
+    install = "pip install 'torch>=2.11'"
     if torch is None:
         yield Fault("problem", f"torch is not installed for {facts['executable']}", install)
     elif _numbers(torch)[:2] < MIN_TORCH:
@@ -371,7 +371,6 @@ def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
         what = f"its host name does not resolve on itself ({facts['name_error']}); torchrun and gloo need it"
         level: Level = "problem" if many_hosts else "warning"
         yield Fault(level, what, f"add a line to /etc/hosts: {address} {host}")
-
         return
 
     if many_hosts and all(resolved.startswith("127.") for resolved in facts["addresses"]):

@@ -223,8 +223,8 @@ def _known_to_kernel() -> Facts:
     """In nvidia-smi's place, which without persistence mode may be too slow: no memory and no
     processes. The driver's folder in /proc has a file for each GPU."""
     driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FOLDER / "version"))
-    gpus = []
 
+    gpus = []
     for index, file in enumerate(sorted(DRIVER_FOLDER.glob("gpus/*/information"))):
         details = dict(re.findall(r"(?m)^(Model|GPU UUID):\s*(.*)$", file_text(file)))
         gpus.append(
@@ -421,7 +421,6 @@ def _network_facts(resolving: Future[list[str]], environment: Environment) -> Fa
     addresses: list[str] = []
     name_error = ""
     is_gloo_blocked = False
-
     try:
         addresses = resolving.result(NAME_TIMEOUT_S)
     except TimeoutError:
@@ -467,7 +466,6 @@ def disk_facts(folder: Path) -> Facts:
         parent = parent.parent
 
     refusal = ""
-
     try:
         # it has no name, and is deleted at once
         with tempfile.TemporaryFile(dir=parent) as file:
@@ -492,9 +490,9 @@ def file_system_of(folder: Path, mounts: str) -> str:
     """
     resolved = folder.resolve()
     above = {str(path) for path in (resolved, *resolved.parents)}
+
     nearest = ""
     kind = "?"
-
     for line in mounts.splitlines():
         _, place, mount_kind, *_ = line.split()
         place = place.replace("\\040", " ")

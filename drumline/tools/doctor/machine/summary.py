@@ -30,8 +30,8 @@ def machine_rows(facts: Facts) -> list[tuple[str, str]]:
     open_files = facts["open_files"]["soft"]
     built = f"CUDA {facts['cuda']}, NCCL {facts['nccl'] or '?'}" if facts["cuda"] else "for the CPU"
     quota = f", the container's quota is {cpus['quota']:g}" if cpus["quota"] else ""
-    limit = ""
 
+    limit = ""
     if memory["limit_bytes"]:
         limit = f", the container's limit is {memory_size(memory['limit_bytes'])}"
 

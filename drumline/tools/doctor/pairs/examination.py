@@ -384,8 +384,8 @@ async def _open_ports(hosts: Coordinator) -> Ports:
     """Every host listens; returns the ports that each opened."""
     survey = hosts.survey
     token = secrets.token_hex(TOKEN_BYTES)
-    requests: dict[int, Message] = {}
 
+    requests: dict[int, Message] = {}
     for number in survey.present():
         has_rendezvous = number == 0 and survey.by_ssh
         request = ListenRequest(
@@ -529,7 +529,6 @@ def rounds(count: int, links: Iterable[Pair]) -> list[list[Pair]]:
     # are pairs.
     seats = list(range(count + count % 2))
     planned = []
-
     for _ in range(len(seats) - 1):
         half = seats[: len(seats) // 2]
         facing = zip(half, reversed(seats), strict=False)

@@ -297,8 +297,8 @@ class NodeServer:
             or parsed.is_multicast
             or parsed.is_link_local
         )
-        own_addresses: set[str | None] = set()
 
+        own_addresses: set[str | None] = set()
         for interface in interfaces():
             own_addresses.update((interface.address, *interface.ipv6))
 

@@ -80,16 +80,15 @@ def group_links(
         first, second = present
         where = f"{names[first]} <-> {names[second]}"
         yield LinkGroup(second, sorted(bad), where, "both ways")
-
         return
 
     into = _by_end(bad, 1)
     out = _by_end(bad, 0)
     tried = [*(survey.pairs() if among is None else among)]
     num_into = Counter(target for _, target in tried)
+
     num_out = Counter(source for source, _ in tried)
     rest = set(bad)
-
     for number, pairs in into.items():
         if len(pairs) == num_into[number] > 1:
             rest.difference_update(pairs)
@@ -200,7 +199,6 @@ def _rendezvous_port(survey: Survey) -> Iterator[Finding]:
         what = f"nothing can listen on the rendezvous port {port}: {first.rendezvous_error}"
         fix = f"ss -ltnp 'sport = :{port}' on {first.name} shows the process that has it; stop it, or give --port"
         yield Finding("problem", check, first.name, what, fix)
-
         return
 
     tried = survey.links(lambda edge: edge.rendezvous not in (None, OPEN))
@@ -221,7 +219,6 @@ def _data_ports(survey: Survey) -> Iterator[Finding]:
         why = _why(edge.data for edge in closed.values())
         what = f"data ports closed between all of them ({why})"
         yield Finding("problem", check, "every host", what, OPEN_DATA.format(where="on each"))
-
         return
 
     for group in group_links(survey, closed):

@@ -86,8 +86,8 @@ class RankProcesses:
         with contextlib.ExitStack() as stack:
             stack.callback(watcher.close, has_succeeded=True)
             stack.callback(self.kill)
-            outputs = []
 
+            outputs = []
             for number in range(ranks.num_procs):
                 out = stack.enter_context(tempfile.TemporaryFile())
                 # Apart: what NCCL has printed may be written after the traceback.
@@ -139,8 +139,8 @@ class RankProcesses:
         """Wait until all have exited, or time is up. After the first failure, wait only for ranks
         without a finding."""
         deadline = time.monotonic() + ranks.limit_s
-        has_failed = False
 
+        has_failed = False
         while time.monotonic() < deadline:
             codes = [process.poll() for process in self._running]
             running = [number for number, code in enumerate(codes) if code is None]
