@@ -100,7 +100,7 @@ def _hash(files: Mapping[str, object]) -> str:
 
 
 def sort_key(name: str) -> list[str]:
-    """Folder by folder, not letter by letter: `a/z.py` is before `a-b.py`."""
+    """Folder by folder, not letter by letter: what is in `a/` is before `a-b`."""
     return name.split("/")
 
 
