@@ -82,7 +82,10 @@ class Copy:
     tensors: PartFiles
     kind: Kind
     staging: Staging | None = None
+    """Through which tensors go from a GPU to the host."""
+
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+    """On the GPU, before and after the copy; None: it was made by the host."""
 
     def wait(self) -> float:
         """Wait until the copy is complete, without holding the GIL; returns its seconds on the
@@ -116,6 +119,7 @@ class Copier:
         self._host_room = host_room
         self._staging = Staging(device) if device.type == "cuda" else None
         self._pinned: Tensor | None = None
+        """The buffer of earlier saves."""
 
     def rehearse(self) -> None:
         """Copy a few bytes of a GPU, which loads kernels and pins buffers."""

@@ -87,16 +87,29 @@ class Mirror:
         """By file that only grows: how many whole pieces are uploaded."""
 
         self._doing = ""
+        """What is being uploaded, for people; empty: nothing is."""
+
         self._failure = ""
+        """Why the last attempt failed; empty: it did not."""
+
         self._can_recover = True
+        """Whether waiting may help after a failure."""
+
         self._has_begun = False
         self._has_given_up = False
+        """Whether the end of the run has stopped waiting; nothing is reported after that."""
+
         self._is_closed = False
 
         self._pruning = threading.Lock()
         self._changing = threading.Lock()
+        """Held while the two events are changed: one of them is set."""
+
         self._wake = threading.Event()
+        """Set when there may be something to upload."""
+
         self._is_current = threading.Event()
+        """Set when all is in the store."""
 
         # A daemon: an endpoint that does not answer must not keep a run that has ended from
         # exiting.

@@ -67,6 +67,8 @@ class MirroredCheckpoints(NamedTuple):
     """What a listing shows."""
 
     complete: dict[int, Manifest]
+    """By step."""
+
     corrupt: dict[int, str]
     """The manifest is there, but cannot be read: the reason."""
 

@@ -75,6 +75,8 @@ class Checkpoint:
     ) -> None:
         """`saving` is entered while this works, for the watchdog."""
         self._kinds = _check_objects(objects)
+        """By name: a key of `_KINDS`."""
+
         if keep_last < 1:
             raise UsageError(
                 f"keep_last cannot be {keep_last}",

@@ -21,6 +21,8 @@ class Retention:
     keep_last: int
     keep_best: int = 0
     metric: str = ""
+    """A name in `Manifest.metrics`."""
+
     higher_is_better: bool = True
 
 

@@ -132,8 +132,13 @@ class ShardedTensors(Tensors):
 
     def __init__(self, stored: Tensors, shapes: Mapping[str, list[int]]) -> None:
         self._whole = dict(stored)
+        """Those that are not in shards."""
+
         self._shapes = shapes
+        """Of the whole tensors of all others."""
+
         self._pieces: dict[str, list[tuple[Rows, Tensor]]] = {name: [] for name in shapes}
+        """The shards of each, in the order of their rows."""
 
         for stored_name in stored:
             match = _PIECE.fullmatch(stored_name)

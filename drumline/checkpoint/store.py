@@ -353,6 +353,8 @@ class Collector:
 
     messages: SaveMessages
     this_rank: WritingRank
+    """Rank 0."""
+
     expected: Mapping[WritingRank, Mapping[str, Iterable[str]]]
     """The files of each of the others, and the tensors in each."""
 

@@ -128,8 +128,11 @@ class Staging:
     def __init__(self, device: torch.device, *, size: int = BUFFER_BYTES) -> None:
         self._device = device
         self._size = size
+        """Of each buffer, in bytes."""
+
         self._stream: torch.cuda.Stream | None = None
         self._buffers: list[Tensor] = []
+        """Two, once they are needed."""
 
     def drain(self, tensors: Iterable[Tensor]) -> Iterator[memoryview]:
         """The bytes of tensors that no other stream is writing to. Each piece is valid until the
@@ -191,6 +194,7 @@ class _Source:
         self._tensors = iter(tensors)
         self._current: Tensor | None = None
         self._read = 0
+        """How many bytes of the current tensor have been taken."""
 
     def next(self, most: int) -> Tensor | None:
         """At most so many, all of one tensor; None: there are no more."""

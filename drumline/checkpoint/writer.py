@@ -50,6 +50,8 @@ class CapturedState:
     """Belongs to this save only."""
 
     documents: dict[str, Any]
+    """By file."""
+
     metrics: Mapping[str, float] = field(default_factory=dict)
     non_finite: str | None = None
     """The first tensor that is not finite, if there is one."""
@@ -66,8 +68,13 @@ class WrittenCheckpoint:
     path: Path
     num_bytes: int
     copy: Kind
+    """Where the copy was."""
+
     seconds: float
+    """From the beginning of the copy until the checkpoint was complete."""
+
     copy_s: float
+    """How long a GPU copied."""
 
 
 Writers = Literal["one", "nodes", "ranks"]
@@ -107,13 +114,26 @@ class CheckpointWriter:
         self._copier = Copier(device)
         self._publish = publish
         self._writers = [WritingRank(0, this_rank.host)]
+        """Rank 0 first."""
+
         self._num_shards = 1
+        """Of a sharded model; 1: the model is not sharded."""
+
         self._store: SealedStore | None = None
+        """For the messages of several writers; None: rank 0 writes alone."""
+
         self._end = threading.Event()
+        """Set when the run fails: the thread waits for no other writer any more."""
+
         self._num_saves = 0
+        """Tells the messages of one save from those of another; the same on all writers."""
+
         self._thread: threading.Thread | None = None
         self._written: WrittenCheckpoint | None = None
+        """The result, until it is taken."""
+
         self._error: BaseException | None = None
+        """In place of a result."""
 
     @property
     def is_writer(self) -> bool:

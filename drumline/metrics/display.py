@@ -52,8 +52,13 @@ class Display:
 
     def __init__(self) -> None:
         self.epochs: int | None = None
+        """Of the whole run; None: it is not counted in epochs."""
+
         self.total_steps = 0
+        """Of the whole run."""
+
         self._logged_at: dict[str, float] = {}
+        """By name: when a logged value was last shown."""
 
     def __call__(self, event: Event) -> None:
         """Show one event: with the method named after its kind if there is one, otherwise as a

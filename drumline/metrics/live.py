@@ -43,6 +43,8 @@ class LiveDisplay(Display):
         """The newest one, which the bar shows."""
 
         self._saved_step: int | None = None
+        """Of the newest checkpoint."""
+
         self._last_draw = float("-inf")
         self._console = make_console(stream, force_terminal=True)
         self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._bottom)

@@ -22,6 +22,7 @@ class SavedSums(NamedTuple):
 
     names: tuple[str, ...]
     sums: Sequence[float]
+    """As `Meter.peek` returns them."""
 
 
 class Meter:
@@ -38,6 +39,8 @@ class Meter:
         """The part of the weight that is counted on the host; the rest is on the device."""
 
         self._saved: SavedSums | None = None
+        """What `put` was given, until the names of the metrics are known."""
+
         self._lay_out(())
 
     @property

@@ -16,7 +16,9 @@ from drumline.base.text import join_names, named_ranks, plural
 class ReplicaDifference:
     """Replicas that are not the same."""
 
-    tensors: list[str]  # the names of all that differ, in the order of the model
+    tensors: list[str]
+    """The names of all that differ, in the order of the model."""
+
     groups: list[list[int]]
     """Groups of ranks with the same values, the largest first; groups of the same size by their
     lowest rank."""

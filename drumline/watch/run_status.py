@@ -130,6 +130,7 @@ class RunStatusReader:
         self._run = run
         self._folder = RunFolder(run)
         self._changed: tuple[float, float] | None = None
+        """The time in the status, and when that was first read, by this machine's clock."""
 
     def read(self) -> RunStatus:
         """The status of this moment."""

@@ -50,6 +50,7 @@ class ScriptComparison:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._reported: set[str] = set()
+        """What was reported or compared, by a key of each."""
 
         # the last step at which a module was the same on all ranks
         self._equal_at: dict[str, int] = {}

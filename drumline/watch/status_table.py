@@ -45,8 +45,14 @@ class StatusRow:
     step: str = ""
     phase: str = ""
     age: str = ""
+    """How long it has been in its phase."""
+
     rate: str = ""
+    """In steps a second."""
+
     state: str = ""
+    """What it does, in words."""
+
     level: RowLevel = RowLevel.GOOD
 
     @property

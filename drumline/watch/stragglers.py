@@ -131,8 +131,13 @@ class Stragglers:
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._first: dict[int, RankState] = {}
+        """The ranks as they were first seen since their start."""
+
         self._begin: dict[int, RankState] = {}
+        """The ranks at the beginning of the current slice; empty: it has not begun."""
+
         self._seen: deque[TimeSlice] = deque(maxlen=MAX_SLICES)
+        """The latest slices."""
 
         # when it was last slow
         self._reported: dict[tuple[str, int | None], float] = {}

@@ -42,6 +42,8 @@ class MLflow:
         """What MLflow has already."""
 
         self._is_continued = False
+        """Whether an earlier start of the run began it."""
+
         self._steps: dict[str, set[int]] = {}
         """By name, the steps that MLflow has, where it was asked."""
 

@@ -30,7 +30,11 @@ class Record:
     """What one event adds to a tracker, by name."""
 
     step: int
+    """How many optimizer steps were done."""
+
     time: float
+    """In Unix seconds."""
+
     values: Mapping[str, float | Path | str]
     """A number, the file of an image, or text."""
 

@@ -58,13 +58,23 @@ class Tracking:
         self._id_file = id_file
 
         self._resume_step = 0
+        """The step of the checkpoint that the run continues from; 0: it is new."""
+
         self._outcome: Outcome = "failed"
+        """How the run ended, as far as it is known."""
+
         self._num_events = 0
+        """Those that the tracker is to have, with dropped ones."""
+
         self._num_written = 0
+        """Those that it has."""
+
         self._warned_of: set[str] = set()
 
         self._changed = threading.Condition()
         self._waiting: deque[Event] = deque()
+        """For the thread."""
+
         self._is_closing = False
         self._busy_since: float | None = None
         """When the call of the tracker began in which the thread is; None: it waits for events."""

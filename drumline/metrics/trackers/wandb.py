@@ -28,6 +28,7 @@ class WeightsAndBiases:
         self._wandb = load_package("wandb", tracker="wandb")
         self._run: Any = None
         self._first_step = 0
+        """W&B has all steps before it."""
 
     def open(self, run: str, *, resume_step: int) -> str:
         """Under the name that the user's variables give it, or that of the folder."""

@@ -258,12 +258,20 @@ class StackSampler:
         self._models = models
         self._main = threading.get_ident()
         self._outermost = outermost_code(sys._getframe())
+        """With which a whole stack ends."""
+
         self._clock = RunnableClock()
         self._views: list[SampledView] = []
+        """One row for each change of what the stack shows."""
+
         self._loop = self._codes_of_loop(sys._getframe())
+        """The functions that a script's training loop is in."""
+
         self._collections: list[SampledCollection] = []
         self._collection_began_ns = 0
         self._other_lines: Counter[tuple[int, SampledLine]] = Counter()
+        """How often each other thread was seen in which line of the user's."""
+
         self._began_ns = 0
         self._last_cpu_ns = 0
         self._is_ended = False

@@ -178,6 +178,7 @@ class SyncLines:
             (owner, owner.synchronize)
             for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
         ]
+        """The functions of torch that wait for a device, and where they are."""
 
     def start(self) -> None:
         """From here on lines are recorded."""

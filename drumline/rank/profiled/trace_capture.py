@@ -91,7 +91,11 @@ class TraceCapture:
         self._job = job
         self._profiler: Any = None
         self._range: Any = None
+        """Of the present step in the trace."""
+
         self._number = 0
+        """Of the present step."""
+
         self._timed_from: tuple[int, float] | None = None
         """The step from which on steps without the profiler are timed, and when it began."""
 
@@ -122,13 +126,21 @@ class TraceCapture:
 
         self.num_optimizers = 1
         self._pauses: list[Pause] = []
+        """Between the profiled steps."""
+
         self._paused_s = 0.0
+        """Since the beginning, between all steps."""
+
         self._others = OtherProfilers()
         self._slow_modes = SlowModes()
         self._inspection: StepInspection | None = None
+        """While the step before the profiled ones runs."""
+
         self._wasted: tuple[WastedWork, ...] = ()
         self._num_passes: int | None = None
         self._tracers: tuple[str, ...] = ()
+        """What could not be turned off."""
+
         self._backend = "none"
         self._next_try_s = 0.0
         self.is_recording = self.is_done = self._is_written = False

@@ -94,7 +94,11 @@ class LiveNodes:
         """Whether the group ends after the latest step."""
 
         self._checked_at = 0.0
+        """When a slow check was last made while this rank waits."""
+
         self._ended = threading.Event()
+        """Set when this rank leaves the group."""
+
         self._watcher: threading.Thread | None = None
 
     # The group begins

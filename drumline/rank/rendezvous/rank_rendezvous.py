@@ -54,12 +54,19 @@ class Card(TypedDict):
     name: str
     host: str
     machine: str
+    """Of `this_machine`."""
+
     local_rank: int
     digest: str
+    """Of what the rank is about to run."""
+
     public: str | None
+    """Of its key pair, where no secret was given."""
+
     gpu: str | None
     address: str | None
     service: Decision
+    """What the service of its node has returned, or its error."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,8 @@ class _Joining:
 
         self.keys = KeyPair() if self.store.secret is None else None
         self.secret = self.store.secret or new_secret()
+        """Under which ranks of this start believe each other; rank 0's, once it has sent it."""
+
         service = options.service if topology.local_rank == 0 else None
 
         self.card: Card = {

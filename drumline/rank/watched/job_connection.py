@@ -47,6 +47,8 @@ class JobConnection:
         """None: torch's compiler is not loaded."""
 
         self._watched: WatchedRank | None = None
+        """None: no sidecar watches this rank."""
+
         self._monitor: ProgressMonitor | None = None
 
     @property

@@ -148,8 +148,13 @@ class IdleTime:
         self.last_idle_s = 0.0  # before the latest progress
         self.observed_at: float | None = None
         self._keys: dict[int, Hashable] = {}
+        """By rank: the latest progress."""
+
         self._was_untimed = True
+        """Whether a rank was in a phase of `UNTIMED` at the latest observation."""
+
         self._gaps: deque[tuple[float, float, bool]] = deque(maxlen=4 * int(_RECENT_S))
+        """When each wait ended, how long it was, and whether a rank computed then."""
 
     def observe(
         self,
@@ -273,19 +278,38 @@ class Watchdog:
         self._idle = IdleTime()
         self._cluster = ClusterState(me=0, nodes=())
         self._first_step: int | None = None
+        """The first that was seen."""
+
         self._awake_from = 0.0
+        """From then on missing heartbeats count again: this process had no CPU time before."""
+
         self._work: dict[int, deque[bool]] = {}
         """By rank: whether it worked at the latest observations."""
 
         self._symptoms: frozenset[str] = frozenset()
+        """The current ones."""
+
         self._symptoms_since = 0.0
+        """When the latest of them appeared."""
+
         self._examined: frozenset[str] = frozenset()
+        """Those that have been diagnosed."""
+
         self._examine_at_s: float | None = None
+        """The idle time at which evidence is collected next; None: not known yet."""
 
         self._alarm: tuple[Alarm, Diagnosis] | None = None
+        """The latest, until the run continues."""
+
         self._alarm_at = (0, 0)
+        """The progress of the run then."""
+
         self._alarm_idle_s = 0.0
+        """The idle time then."""
+
         self._max_idle_s = 0.0
+        """The longest wait since then."""
+
         self._has_moved = False
 
     def observe(self, cluster: ClusterState, now: float) -> Recovery | None:

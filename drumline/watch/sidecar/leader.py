@@ -56,9 +56,16 @@ class Leader:
     def __post_init__(self) -> None:
         options = self.options
         self._latest: dict[int, NodeState] = {}
+        """By node: what its last heartbeat had."""
+
         self._left: set[int] = set()
+        """The nodes whose sidecar has sent its last heartbeat."""
+
         self._inspected: dict[int, NodeState] = {}
+        """The answers to the current question, by node."""
+
         self._inspection = 0
+        """The number of the current question."""
 
         self._watchdog = Watchdog(
             hang_s=options.hang_s,
@@ -69,6 +76,8 @@ class Leader:
         self._has_checked_connections = False
 
         self._scripts: dict[int, ScriptReport] = {}
+        """The latest report of each rank."""
+
         self._has_new_scripts = False
         self._comparison = ScriptComparison(options.world_size)
 

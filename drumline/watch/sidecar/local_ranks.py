@@ -74,6 +74,8 @@ class LocalRanks:
         ]
         self._begun = time.monotonic()
         self._exit_fds: set[int] = set()
+        """The descriptors that the event loop watches."""
+
         self.state = NodeState(node=options.node, host=options.host, slowdown=start_slowdown())
 
     def observe(self, now_s: float, heartbeat_age_s: Mapping[int, float]) -> NodeState:
@@ -164,7 +166,10 @@ class RankObserver:
     rank: int
     host: str
     _heartbeat: Heartbeat | None = None
+    """The latest that could be read."""
+
     _process: RankProcess | None = None
+    """Of the latest heartbeat."""
 
     def __post_init__(self) -> None:
         self.step_times = StepTimesHistogram(self.rank)
@@ -364,7 +369,11 @@ class ScriptReports:
             rank: Path(options.folder, f"rank-{rank:05d}.script") for rank in options.ranks
         }
         self._read_at: dict[int, int] = {}
+        """By rank: when the file that was read had been written, in ns."""
+
         self._records: dict[int, Any] = {}
+        """By rank: what it held."""
+
         self._sent: dict[tuple[int, int], int] = {}
         """By node and rank: the change that was sent."""
 

@@ -81,8 +81,13 @@ class Sidecar:
         # the rank that started this process has exited, or is out of its loop
         self.has_lost_starter = False
         self._done_since: float | None = None
+        """None: its ranks are not done."""
+
         self._deciding: asyncio.Task[None] | None = None
+        """The latest decision, which may still wait for other nodes."""
+
         self._awake_s = 0.0
+        """For how long this process had CPU time."""
 
         self._heartbeat_at = 0.0
         self._status_at = 0.0
@@ -92,6 +97,7 @@ class Sidecar:
 
         self._tasks: set[asyncio.Task[None]] = set()
         self._errors: set[str] = set()
+        """Those that were reported."""
 
     async def run(self) -> None:
         """Until its work is over."""

@@ -55,6 +55,7 @@ class MetricDeclaration:
 
     doc: str
     labels: tuple[str, ...] = ()
+    """Besides those of every metric."""
 
 
 RANK = ("rank",)
@@ -256,6 +257,8 @@ class LateSamples:
         self._read = read
         self._name = name
         self._reading: Future[list[Sample]] | None = None
+        """None: no thread reads."""
+
         self._newest: list[Sample] = []
 
     async def newest(self) -> list[Sample]:
@@ -279,12 +282,16 @@ class NodeMetrics:
     def __init__(self, options: SidecarOptions, ranks: LocalRanks) -> None:
         self._ranks = ranks
         self._late = [LateSamples(gpu_samples, "gpus")]
+        """The sources that may block."""
+
         if options.run is not None and 0 in options.ranks:
             self._late.append(LateSamples(RunFigures(Path(options.run)).read, "run-figures"))
 
         self._num_restarts = start_number(Path(options.folder))
         self._everywhere = (one_line(Path(options.run or "").name), one_line(options.host))
         self._samples: list[Sample] = []
+        """What `collect` returns."""
+
         self._text = b""
         self._rendered_s = 0.0
 

@@ -98,9 +98,14 @@ class RankProcess:
         self.state = ""
         self.state_since_s = 0.0
         self.exit: int | None = None
+        """Its exit code, or minus a signal; None: not known."""
+
         self.cpu = 0.0
+        """In cores, with its descendants while it is still."""
+
         self.has_io = False
         self.is_starved = False
+        """Whether it, or a descendant, computes and mostly waits for a CPU."""
 
         self._observed_s = math.inf
         self._scheduling = Scheduling(pid)
@@ -179,9 +184,13 @@ class Descendants:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._pids: list[int] = []
+        """Those of the latest search."""
+
         self._searched_s = -math.inf
         self._counted_s = -math.inf
         self._stats: dict[int, ProcessStat] = {}
+        """Of the latest count."""
+
         self.cores: dict[int, float] = {}  # by pid, between the last two counts
         self._scheduling: dict[int, Scheduling] = {}
         self._io_bytes: dict[int, int | None] = {}

@@ -68,12 +68,16 @@ class SidecarNetwork:
 
         self._acceptor = None if listener is None else Acceptor(listener, self._make_connection)
         self._diallers = frozenset(node for node in self.peers if node > me)
+        """The nodes that connect to this one."""
+
         self._pending = PendingConnections({peer.address for peer in peers})
         self._connections: dict[int, PeerConnection] = {}
         self._all_connections: set[PeerConnection] = set()
         """With those that are not, or no longer, the connection of a node."""
 
         self._heard_at: dict[int, float] = {}
+        """By node: when its last message arrived."""
+
         self._results: dict[int, str] = {}
         """By node: why no connection could be made."""
 
