@@ -97,16 +97,13 @@ class ScriptComparison:
             if len(loaders) < len(everyone):
                 continue  # only rank 0 may evaluate
 
-            samples = [loader.samples for loader in loaders if loader.samples is not None]
-            batches = [loader.batches for loader in loaders if loader.batches is not None]
-            if len(samples) == len(everyone) and len(set(samples)) > 1:
-                values = samples
-                what = "the length of the dataset"
-            elif len(batches) == len(everyone) and max(batches) - min(batches) > MAX_BATCHES_APART:
-                values = batches
+            values = [loader.samples for loader in loaders]
+            what = "the length of the dataset"
+            if not _are_apart(values, by_more_than=0):
+                values = [loader.batches for loader in loaders]
                 what = "the number of batches"
-            else:
-                continue  # the same, or not known of all
+                if not _are_apart(values, by_more_than=MAX_BATCHES_APART):
+                    continue
 
             if self._is_new(f"loader {place}"):
                 yield ScriptDifference(
@@ -179,16 +176,19 @@ class ScriptComparison:
         )
 
 
+def _are_apart(values: Sequence[int | None], *, by_more_than: int) -> bool:
+    """Whether all are known, and two differ by so much."""
+    numbers = [value for value in values if value is not None]
+    return len(numbers) == len(values) and max(numbers) - min(numbers) > by_more_than
+
+
 def _without_hashes(values: Sequence[Any]) -> list[Any]:
     """Hashes stand for secrets: the message only shows which ranks have the same one."""
-    shown = list(values)
-    hashes: list[str] = []
-    for position, value in enumerate(values):
-        if isinstance(value, Mapping):
-            if value["hash"] not in hashes:
-                hashes.append(value["hash"])
-            shown[position] = f"hidden value {hashes.index(value['hash']) + 1}"
-    return shown
+    hashes = list(dict.fromkeys(value["hash"] for value in values if isinstance(value, Mapping)))
+    return [
+        f"hidden value {hashes.index(value['hash']) + 1}" if isinstance(value, Mapping) else value
+        for value in values
+    ]
 
 
 def is_own_value(name: str, values: Sequence[str], hosts: Sequence[str]) -> bool:

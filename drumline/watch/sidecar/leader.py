@@ -252,7 +252,8 @@ class Leader:
         if alarm is None or diagnosis is None:
             return
 
-        if alarm == "stall":
+        is_stall = alarm == "stall"
+        if is_stall:
             diagnosis = self._watchdog.with_duration(diagnosis, ends_job=self.options.ends_job)
 
         action = self._action(alarm, diagnosis)
@@ -260,12 +261,12 @@ class Leader:
 
         # The host that is cut off would print it when it is back; the others have printed it.
         is_cut_off = inspected.launcher is not None and inspected.launcher.is_cut_off
-        if not diagnosis.is_ranks_error and not (is_cut_off and alarm == "stall"):
+        if not diagnosis.is_ranks_error and not (is_cut_off and is_stall):
             self.reporter.print_alarm(alarm, raised.sentence)
 
         self.notices.append(Notice(alarm, raised.sentence))
         self.reporter.write_diagnosis(raised, inspected, time.time())
-        if alarm != "stall":
+        if not is_stall:
             self.act(raised)
 
     def _action(self, alarm: Alarm, diagnosis: Diagnosis) -> str:

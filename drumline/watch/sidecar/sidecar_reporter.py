@@ -84,7 +84,6 @@ class SidecarReporter:
                 "action": raised.action,
                 "message": raised.sentence,
             }
-
             self._append_event(run, event)
 
         self._queue(write)
