@@ -75,7 +75,9 @@ class StreamLoader(Loader):
 
         # Without a copy to the device, an in-place loss must not change the batch that is kept.
         self._delivery = Delivery(device, clone if device.type == "cpu" else lambda batch: batch)
-        self._position = StreamPosition()  # of a resumable stream
+        self._position = StreamPosition()
+        """Of a resumable stream."""
+
         self._answers: Iterator[Any] = iter(())
 
         # the step that the next of these answers belongs to
@@ -83,7 +85,8 @@ class StreamLoader(Loader):
 
         # read, and kept until all of it is taken
         self._current: StreamStep | None = None
-        self._steps_of_epochs = 0  # of those that this loader has read to their end
+        self._steps_of_epochs = 0
+        """Of those that this loader has read to their end."""
 
     def _set_cursor(self, cursor: Cursor) -> None:
         """Move the cursor; everything before it must be read."""

@@ -16,11 +16,15 @@ from drumline.watch.heartbeat import RankProgress
 class Collective:
     """One collective as a rank's flight recorder has it."""
 
-    group: str  # torch's name for the process group: `default_pg`
+    group: str
+    """Torch's name for the process group: `default_pg`."""
 
-    # counted in its group on this rank: the same collective has the same number on every rank
     number: int
-    op: str  # `all_reduce`, `broadcast`, ...
+    """Counted in its group on this rank: the same collective has the same number on every rank."""
+
+    op: str
+    """`all_reduce`, `broadcast`, ..."""
+
     sizes: tuple[tuple[int, ...], ...]
     is_done: bool
 
@@ -31,10 +35,18 @@ class WorkerState:
 
     number: int
     pid: int
-    state: str  # as in /proc: R S D T t Z; X: exited
-    cpu: float = 0.0  # cores that it used since the last observation
-    is_starved: bool = False  # whether it computes, and mostly waits for a CPU
-    in_fork_s: float = 0.0  # how long it has been asleep in `fork`; 0: it has left
+    state: str
+    """As in /proc: R S D T t Z; X: exited."""
+
+    cpu: float = 0.0
+    """Cores that it used since the last observation."""
+
+    is_starved: bool = False
+    """Whether it computes, and mostly waits for a CPU."""
+
+    in_fork_s: float = 0.0
+    """How long it has been asleep in `fork`; 0: it has left."""
+
     stack: tuple[str, ...] = ()
 
 
@@ -44,39 +56,56 @@ class RankState(RankProgress):
     something is wrong."""
 
     host: str
-    age_s: float = 0.0  # how long it has been in this phase
+    age_s: float = 0.0
+    """How long it has been in this phase."""
 
-    # how long ago the last progress without a mark was seen; None: never
     moved_s: float | None = None
-    state: str = "S"  # as in /proc: R S D T t Z; X: exited
-    state_s: float = 0.0  # for how long it has been seen in that state
+    """How long ago the last progress without a mark was seen; None: never."""
 
-    # cores that it and its descendants used since the last observation
+    state: str = "S"
+    """As in /proc: R S D T t Z; X: exited."""
+
+    state_s: float = 0.0
+    """For how long it has been seen in that state."""
+
     cpu: float = 0.0
+    """Cores that it and its descendants used since the last observation."""
 
-    # whether one of its threads computes, and mostly waits for a CPU
     is_starved: bool = False
-    has_io: bool = False  # whether it read or wrote files since the last observation
+    """Whether one of its threads computes, and mostly waits for a CPU."""
 
-    # its exit code, or minus the signal that killed it; None: it runs, or it is unknown
+    has_io: bool = False
+    """Whether it read or wrote files since the last observation."""
+
     exit: int | None = None
+    """Its exit code, or minus the signal that killed it; None: it runs, or it is unknown."""
 
-    # after which grace period drumline killed it; None: it did not
     killed_after_s: float | None = None
-    asked_to_exit: bool = False  # whether it exited after drumline had asked it to
-    killed_by: str = ""  # which part of drumline did: `launcher` or `watchdog`
-    killed_because: str = ""  # why, if that is not only that the job is ended
+    """After which grace period drumline killed it; None: it did not."""
 
-    # evidence that the kernel killed it out of memory: `the limit of 512 MiB of its control group`
+    asked_to_exit: bool = False
+    """Whether it exited after drumline had asked it to."""
+
+    killed_by: str = ""
+    """Which part of drumline did: `launcher` or `watchdog`."""
+
+    killed_because: str = ""
+    """Why, if that is not only that the job is ended."""
+
     memory: str = ""
+    """Evidence that the kernel killed it out of memory: `the limit of 512 MiB of its control
+    group`."""
+
     workers: tuple[WorkerState, ...] = ()
 
-    # the main thread's calls, the innermost first: `file.py:12 in name`
     stack: tuple[str, ...] = ()
+    """The main thread's calls, the innermost first: `file.py:12 in name`."""
 
-    # whether its answering thread, and so Python, runs. None: it was not asked.
     answers: bool | None = None
-    collectives: tuple[Collective, ...] = ()  # the latest ones, the newest last
+    """Whether its answering thread, and so Python, runs. None: it was not asked."""
+
+    collectives: tuple[Collective, ...] = ()
+    """The latest ones, the newest last."""
 
     @property
     def still_s(self) -> float:
@@ -95,8 +124,12 @@ class NodeState:
     """By node: the age of the last heartbeat from its sidecar. If one direction is dropped, the two
     ends differ."""
 
-    link: str = ""  # what is wrong with its own network interface: `eth0 is down`
-    kernel: tuple[str, ...] = ()  # lines of the kernel's log that may matter
+    link: str = ""
+    """What is wrong with its own network interface: `eth0 is down`."""
+
+    kernel: tuple[str, ...] = ()
+    """Lines of the kernel's log that may matter."""
+
     slowdown: float = 1.0
     """How many times longer than its CPU time the sidecar took to start there: what starts on a
     crowded host, or from slow storage, takes as much longer."""
@@ -138,15 +171,20 @@ class LostNode:
     """The result of a new connection to it, in words: `no answer`, `connection refused`; empty:
     none was tried."""
 
-    answer: Answer = Answer.NONE  # the same, for decisions
+    answer: Answer = Answer.NONE
+    """The same, for decisions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterState:
     """Everything that one sidecar knows about the run at one moment."""
 
-    me: int  # the node of this sidecar
-    nodes: tuple[NodeState, ...]  # the last report of each node, including lost ones
+    me: int
+    """The node of this sidecar."""
+
+    nodes: tuple[NodeState, ...]
+    """The last report of each node, including lost ones."""
+
     lost: tuple[LostNode, ...] = ()
     never_seen: tuple[LostNode, ...] = ()
     """Nodes that have never connected to this sidecar: nothing is known about their ranks."""
@@ -186,9 +224,11 @@ class LoaderReport:
 class ModuleHashes:
     """The parameters of a DDP module at a step."""
 
-    tensors: Mapping[str, tuple[str, int]]  # by name: type and shape, and the hash
-    # its optimizer's numbers: `SGD's lr`
+    tensors: Mapping[str, tuple[str, int]]
+    """By name: type and shape, and the hash."""
+
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """Its optimizer's numbers: `SGD's lr`."""
 
 
 @dataclass(frozen=True, kw_only=True)

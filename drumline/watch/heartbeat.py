@@ -245,12 +245,19 @@ class RankProgress:
     phase: Phase = Phase.START
     micro: int = 0
     num_marks: int = 0
-    collective: int = 0  # how many collectives its process group has begun
-    num_moves: int = 0  # how often its monitor thread saw progress without a mark: rank/watched/progress_monitor.py
+    collective: int = 0
+    """How many collectives its process group has begun."""
 
-    # by phase: the total time spent in it, without that in the present one
+    num_moves: int = 0
+    """How often its monitor thread saw progress without a mark:
+    rank/watched/progress_monitor.py."""
+
     spent_s: tuple[float, ...] = ()
-    failure: str = ""  # its own last error
+    """By phase: the total time spent in it, without that in the present one."""
+
+    failure: str = ""
+    """Its own last error."""
+
     failure_kind: FailureKind = FailureKind.OTHER
 
 
@@ -258,8 +265,12 @@ class RankProgress:
 class Heartbeat(RankProgress):
     """The content of a record. Moments are by CLOCK_MONOTONIC."""
 
-    entered_at: float  # when the phase began
-    moved_at: float  # when progress was last seen without a mark; 0: never
+    entered_at: float
+    """When the phase began."""
+
+    moved_at: float
+    """When progress was last seen without a mark; 0: never."""
+
     begun: tuple[float, ...] = ()
     """When the last `KEPT_STEPS` steps began, less the time in evaluations and saves before; a step
     is at its number modulo their count. Empty: not recorded."""

@@ -23,8 +23,11 @@ class ReplicaDifference:
     """Groups of ranks with the same values, the largest first; groups of the same size by their
     lowest rank."""
 
-    hosts: Mapping[int, str]  # by rank
-    same_kinds: bool  # whether at least names, types and shapes are the same on all ranks
+    hosts: Mapping[int, str]
+    """By rank."""
+
+    same_kinds: bool
+    """Whether at least names, types and shapes are the same on all ranks."""
 
     @property
     def has_majority(self) -> bool:

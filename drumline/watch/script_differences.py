@@ -52,8 +52,8 @@ class ScriptComparison:
         self._reported: set[str] = set()
         """What was reported or compared, by a key of each."""
 
-        # the last step at which a module was the same on all ranks
         self._equal_at: dict[str, int] = {}
+        """The last step at which a module was the same on all ranks."""
 
     def update(self, reports: Mapping[int, ScriptReport]) -> list[ScriptDifference]:
         """What was found since the last call."""

@@ -51,7 +51,9 @@ class LostHost(TypedDict):
 class Notice:
     """What the watchdog has reported."""
 
-    kind: str  # `hang`, `failure`, `stall`, `straggler`, `difference` or `warning`
+    kind: str
+    """`hang`, `failure`, `stall`, `straggler`, `difference` or `warning`."""
+
     message: str
 
 

@@ -95,9 +95,14 @@ class Straggler:
     """A rank or a host that became a straggler."""
 
     host: str
-    rank: int | None  # None: all ranks of the host
-    phase: Phase  # in which it loses most against its peers
-    seconds: TimeAgainstPeers  # per step
+    rank: int | None
+    """None: all ranks of the host."""
+
+    phase: Phase
+    """In which it loses most against its peers."""
+
+    seconds: TimeAgainstPeers
+    """Per step."""
 
     @property
     def factor(self) -> float:
@@ -139,8 +144,8 @@ class Stragglers:
         self._seen: deque[TimeSlice] = deque(maxlen=MAX_SLICES)
         """The latest slices."""
 
-        # when it was last slow
         self._reported: dict[tuple[str, int | None], float] = {}
+        """When it was last slow."""
 
     def observe(self, cluster: ClusterState, now: float) -> list[Straggler]:
         """Ranks and hosts that just became stragglers."""
@@ -310,7 +315,9 @@ class TimeSlice:
 
     seconds: float
     num_steps: float
-    fractions: Mapping[int, tuple[float, ...]]  # by rank, then by phase
+    fractions: Mapping[int, tuple[float, ...]]
+    """By rank, then by phase."""
+
     slow: SlowRanks = field(default_factory=dict)
 
 

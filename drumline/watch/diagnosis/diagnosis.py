@@ -70,16 +70,24 @@ class Diagnosis:
 
     cause: Cause
     host: str
-    rank: int | None  # None: the whole host
+    rank: int | None
+    """None: the whole host."""
+
     step: int | None
     what: str
     next_step: str
-    is_certain: bool  # whether it cannot continue by itself
-    since_s: float  # how long ago it began, as far as known
+    is_certain: bool
+    """Whether it cannot continue by itself."""
 
-    # whether it is a host that is only unreachable: TCP survives a cut
+    since_s: float
+    """How long ago it began, as far as known."""
+
     may_return: bool = False
-    num_blocked: int = 0  # how many ranks are blocked in a collective
+    """Whether it is a host that is only unreachable: TCP survives a cut."""
+
+    num_blocked: int = 0
+    """How many ranks are blocked in a collective."""
+
     is_ranks_error: bool = (
         False  # whether it repeats the error of that rank, which reports it with its traceback
     )
@@ -95,7 +103,8 @@ class RaisedAlarm:
 
     alarm: Alarm
     diagnosis: Diagnosis
-    action: str  # `restart`, `stop`, `report` or `none`
+    action: str
+    """`restart`, `stop`, `report` or `none`."""
 
     @property
     def sentence(self) -> str:
@@ -107,7 +116,9 @@ class Explanation:
     """Why a rank makes no progress, before other ranks are considered."""
 
     cause: Cause
-    text: str  # the sentence after the rank's name
+    text: str
+    """The sentence after the rank's name."""
+
     next_step: str
     is_certain: bool = False
 

@@ -140,12 +140,16 @@ class IdleTime:
 
     def __init__(self) -> None:
         self.idle_s = 0.0
-        self.limit_s = _MIN_LIMIT_S  # longer than this without progress and without work is unusual
+        self.limit_s = _MIN_LIMIT_S
+        """Longer than this without progress and without work is unusual."""
+
         self.busy_limit_s = _MIN_BUSY_LIMIT_S
         """The same while some rank computes: long computations do not make long waits usual."""
 
         self.num_moves = 0
-        self.last_idle_s = 0.0  # before the latest progress
+        self.last_idle_s = 0.0
+        """Before the latest progress."""
+
         self.observed_at: float | None = None
         self._keys: dict[int, Hashable] = {}
         """By rank: the latest progress."""

@@ -86,8 +86,8 @@ class Leader:
         """Whether a rank has exited or was stopped since the last decision: then the next one is
         made at once."""
 
-        # whether the run was ended: what follows is not reported
         self.has_acted = False
+        """Whether the run was ended: what follows is not reported."""
 
     # What it receives
 

@@ -78,8 +78,9 @@ class Sidecar:
         """Whether SIGTERM was received: a launcher may send it to all processes, and the ranks must
         exit first."""
 
-        # the rank that started this process has exited, or is out of its loop
         self.has_lost_starter = False
+        """The rank that started this process has exited, or is out of its loop."""
+
         self._done_since: float | None = None
         """None: its ranks are not done."""
 

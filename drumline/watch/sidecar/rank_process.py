@@ -191,10 +191,13 @@ class Descendants:
         self._stats: dict[int, ProcessStat] = {}
         """Of the latest count."""
 
-        self.cores: dict[int, float] = {}  # by pid, between the last two counts
+        self.cores: dict[int, float] = {}
+        """By pid, between the last two counts."""
+
         self._scheduling: dict[int, Scheduling] = {}
         self._io_bytes: dict[int, int | None] = {}
-        self.has_io = False  # whether one of them read or wrote files meanwhile
+        self.has_io = False
+        """Whether one of them read or wrote files meanwhile."""
 
     @property
     def are_starved(self) -> dict[int, bool]:
@@ -310,12 +313,15 @@ class SelfReport:
     """The last report of a rank (watch/self_report.py); a rank that fails writes one without being
     asked."""
 
-    number: int | None = None  # the number of the question that it answers
+    number: int | None = None
+    """The number of the question that it answers."""
+
     calls: tuple[tuple[str, int | None, str], ...] = ()
     """File, line and name of the main thread's calls, the innermost first."""
 
-    # number and pid of each DataLoader worker that it waits for
     workers: tuple[tuple[int, int], ...] = ()
+    """Number and pid of each DataLoader worker that it waits for."""
+
     collectives: tuple[Collective, ...] = ()
 
 

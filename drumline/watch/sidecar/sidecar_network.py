@@ -56,8 +56,9 @@ class SidecarNetwork:
         }
         """The nodes that this node is connected with."""
 
-        # connections that were closed for what arrived on them, by the reason
         self.refused: Counter[str] = Counter()
+        """Connections that were closed for what arrived on them, by the reason."""
+
         self._unsendable: set[tuple[str | None, str]] = set()
         """The kinds of messages and errors that were warned about."""
 

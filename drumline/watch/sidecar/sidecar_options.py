@@ -21,28 +21,41 @@ class Peer:
 class SidecarOptions:
     """The node, its ranks, the other nodes, and what to do about a hang."""
 
-    folder: str  # the watch folder: of this node and this start of its ranks
-    owns_folder: bool  # whether the sidecar removes it at its end; a launcher removes its own
+    folder: str
+    """The watch folder: of this node and this start of its ranks."""
+
+    owns_folder: bool
+    """Whether the sidecar removes it at its end; a launcher removes its own."""
+
     node: int
     host: str
     ranks: tuple[int, ...]
     world_size: int
-    run: str | None = None  # the run folder, where diagnoses are written
+    run: str | None = None
+    """The run folder, where diagnoses are written."""
+
     on_hang: str = "restart"
 
-    # whether ranks continue without a node that cannot be reached
     continues: bool = False
+    """Whether ranks continue without a node that cannot be reached."""
 
     # None: a rank that may still continue is reported, and never acted on
     hang_s: float | None = None
 
-    # the file with what a launcher over ssh knows of the hosts (LauncherLink)
     launcher_link: str = ""
-    lost_s: float = float(LOST_AFTER_S)  # how long an unreachable host is waited for
+    """The file with what a launcher over ssh knows of the hosts (LauncherLink)."""
+
+    lost_s: float = float(LOST_AFTER_S)
+    """How long an unreachable host is waited for."""
+
     slow_factor: float = 2.0
-    prometheus: str = ""  # where metrics are served (`log.prometheus`); empty: nowhere
+    prometheus: str = ""
+    """Where metrics are served (`log.prometheus`); empty: nowhere."""
+
     secret: str = field(default="", repr=False)
-    peers: tuple[Peer, ...] = ()  # the other nodes
+    peers: tuple[Peer, ...] = ()
+    """The other nodes."""
+
     listener: int | None = None
     """The socket that it inherits from the first rank of its node, which keeps it open for a
     restarted sidecar."""
