@@ -80,6 +80,8 @@ class Copy:
     """The tensors to write, and where they are."""
 
     tensors: PartFiles
+    """By file."""
+
     kind: Kind
     staging: Staging | None = None
     """Through which tensors go from a GPU to the host."""
@@ -118,6 +120,8 @@ class Copier:
         self._device_room = device_room
         self._host_room = host_room
         self._staging = Staging(device) if device.type == "cuda" else None
+        """Through which tensors go from a GPU to the host."""
+
         self._pinned: Tensor | None = None
         """The buffer of earlier saves."""
 

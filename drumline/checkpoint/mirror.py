@@ -65,6 +65,8 @@ class Mirror:
         self._store = run.store
         self._folder = folder
         self._root = folder / CHECKPOINTS
+        """The checkpoints of the run."""
+
         self._retention = retention
         self._note = note
         self._report_newest = mirrored
@@ -96,6 +98,8 @@ class Mirror:
         """Whether waiting may help after a failure."""
 
         self._has_begun = False
+        """Whether what an earlier run left unfinished was deleted."""
+
         self._has_given_up = False
         """Whether the end of the run has stopped waiting; nothing is reported after that."""
 

@@ -56,6 +56,8 @@ class Marker:
     """What shows in a run folder that its run is mirrored."""
 
     url: str
+    """Of the mirror."""
+
     id: _Id
     """Of the run in this folder; a folder gets its name from it."""
 
@@ -78,6 +80,7 @@ class MirroredRun:
     """The run under a URL."""
 
     store: ObjectStore
+    """That of its URL."""
 
     def has_any(self) -> bool:
         """Whether there is anything of a run."""

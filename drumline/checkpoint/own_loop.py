@@ -57,6 +57,7 @@ class _SavedLoop(msgspec.Struct):
     step: int
     world_size: int
     objects: dict[str, Literal["model", "optimizer", "state"]]
+    """The kind of each, by name."""
 
 
 class Checkpoint:
@@ -85,11 +86,17 @@ class Checkpoint:
 
         self.folder = folder
         self._root = folder / "checkpoints"
+        """The folder of the checkpoints."""
+
         self._objects = dict(objects)
         self._models = {
             name: value for name, value in objects.items() if isinstance(value, nn.Module)
         }
+        """Those of the objects that are models."""
+
         self._saving = saving
+        """Entered while this works, for the watchdog."""
+
         self._this_rank = this_rank
         self._world_size = world_size
         self._device = device

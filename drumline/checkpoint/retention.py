@@ -19,7 +19,11 @@ class Retention:
     """Keep the newest `keep_last` and the best `keep_best` by this metric."""
 
     keep_last: int
+    """So many of the newest are kept."""
+
     keep_best: int = 0
+    """So many of the best are kept."""
+
     metric: str = ""
     """A name in `Manifest.metrics`."""
 

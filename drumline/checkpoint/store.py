@@ -65,6 +65,7 @@ class Snapshot:
 
     tensors: dict[str, Tensors]
     documents: dict[str, Any]
+    """JSON values."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class WritingRank:
 
     rank: int
     host: str
+    """For messages."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host}"

@@ -131,6 +131,8 @@ class Staging:
         """Of each buffer, in bytes."""
 
         self._stream: torch.cuda.Stream | None = None
+        """Made when it is first needed."""
+
         self._buffers: list[Tensor] = []
         """Two, once they are needed."""
 
@@ -193,6 +195,8 @@ class _Source:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._tensors = iter(tensors)
         self._current: Tensor | None = None
+        """As bytes."""
+
         self._read = 0
         """How many bytes of the current tensor have been taken."""
 

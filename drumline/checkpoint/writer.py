@@ -43,6 +43,8 @@ class CapturedState:
     """The content of a checkpoint."""
 
     step: int
+    """The number of optimizer steps that are done."""
+
     live: dict[str, Tensors]
     """Shares memory with the model and the optimizer: the next step changes it."""
 
@@ -53,6 +55,8 @@ class CapturedState:
     """By file."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the latest evaluation."""
+
     non_finite: str | None = None
     """The first tensor that is not finite, if there is one."""
 
@@ -67,6 +71,8 @@ class WrittenCheckpoint:
     step: int
     path: Path
     num_bytes: int
+    """Of all its files."""
+
     copy: Kind
     """Where the copy was."""
 
@@ -112,6 +118,8 @@ class CheckpointWriter:
         self._this_rank = this_rank
         self._device = device
         self._copier = Copier(device)
+        """Keeps its buffers from save to save."""
+
         self._publish = publish
         self._writers = [WritingRank(0, this_rank.host)]
         """Rank 0 first."""
@@ -129,6 +137,8 @@ class CheckpointWriter:
         """Tells the messages of one save from those of another; the same on all writers."""
 
         self._thread: threading.Thread | None = None
+        """Of the latest save, until its result is taken."""
+
         self._written: WrittenCheckpoint | None = None
         """The result, until it is taken."""
 

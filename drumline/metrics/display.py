@@ -108,6 +108,7 @@ class PlainDisplay(Display):
         super().__init__()
         self._stream = stream
         self._last_train_time = float("-inf")
+        """When a step was last shown."""
 
     def show_train(self, event: Event) -> None:
         """`step  70/460   loss 0.5000   lr 0.0983   8,123 samples/s   0:12 left`."""
@@ -161,6 +162,8 @@ class Page(NamedTuple):
     """What is shown for a `start` or `end` event."""
 
     heading: str
+    """A line."""
+
     rows: list[tuple[str, str]]
     """Labels and values."""
 

@@ -46,8 +46,11 @@ class LiveDisplay(Display):
         """Of the newest checkpoint."""
 
         self._last_draw = float("-inf")
+        """By the time of the events."""
+
         self._console = make_console(stream, force_terminal=True)
         self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._bottom)
+        """What Rich keeps at the bottom of the terminal."""
 
     @property
     def can_animate(self) -> bool:
@@ -81,7 +84,8 @@ class LiveDisplay(Display):
         self._saved_step = event["step"]
 
     def show_error(self, event: Event) -> None:
-        self.close()  # the error is printed below the bar
+        """The error itself is printed below the bar."""
+        self.close()
 
     def show_line(self, event: Event, line: str) -> None:
         """Above the bar, in the colour of its kind."""

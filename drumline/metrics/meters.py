@@ -21,6 +21,8 @@ class SavedSums(NamedTuple):
     """The sums of a checkpoint, and the names of their metrics."""
 
     names: tuple[str, ...]
+    """Without the loss and the weight."""
+
     sums: Sequence[float]
     """As `Meter.peek` returns them."""
 
@@ -32,6 +34,8 @@ class Meter:
         # Double precision, so that the sum of a long epoch is exact enough.
         self.dtype = torch.float64
         self._device = device
+        """Where the sums are."""
+
         self._names: tuple[str, ...] | None = None
         """In the order of the sums; None: not known yet."""
 

@@ -35,6 +35,8 @@ class MLflow:
         variables.MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.set(True)
 
         self._client: Any = None
+        """None: the run has not begun."""
+
         self._run = ""
         """The id that MLflow gave it; empty: it has not begun."""
 
@@ -118,6 +120,7 @@ class MLflow:
                 self._client.log_text(self._run, value, file)
 
     def close(self, outcome: Outcome) -> None:
+        """As MLflow names the outcomes: a run that was preempted is `KILLED`."""
         self._mlflow.end_run(_STATUS[outcome])
 
 

@@ -21,6 +21,7 @@ class TensorBoard:
         self._config = config
         self._package = load_package("torch.utils.tensorboard", tracker="tensorboard")
         self._writer: Any = None
+        """None: `open` was not called."""
 
     def open(self, run: str, *, resume_step: int) -> str:
         """A run that begins writes its settings as a text."""
@@ -36,6 +37,7 @@ class TensorBoard:
         return False
 
     def write(self, records: Sequence[Record]) -> None:
+        """What was written survives a kill."""
         for record in records:
             for name, value in record.values.items():
                 self._write_value(name, value, global_step=record.step, walltime=record.time)

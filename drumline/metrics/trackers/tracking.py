@@ -52,10 +52,15 @@ class Tracking:
     ) -> None:
         """`report`: the reporter's, for what the user should know."""
         self._tracker = tracker
+        """Only the thread calls it."""
+
         self._report = report
         self._folder = folder
         self._event_file = event_file
+        """Has all events of the run, also those of earlier starts."""
+
         self._id_file = id_file
+        """Has the id of the tracker's run."""
 
         self._resume_step = 0
         """The step of the checkpoint that the run continues from; 0: it is new."""
@@ -70,12 +75,17 @@ class Tracking:
         """Those that it has."""
 
         self._warned_of: set[str] = set()
+        """The topics of warnings, each of which is given once."""
 
         self._changed = threading.Condition()
+        """Notified when an event comes, and at the end."""
+
         self._waiting: deque[Event] = deque()
         """For the thread."""
 
         self._is_closing = False
+        """Whether no more events follow."""
+
         self._busy_since: float | None = None
         """When the call of the tracker began in which the thread is; None: it waits for events."""
 

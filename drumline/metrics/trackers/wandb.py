@@ -27,6 +27,8 @@ class WeightsAndBiases:
         self._config = config
         self._wandb = load_package("wandb", tracker="wandb")
         self._run: Any = None
+        """None: `open` was not called."""
+
         self._first_step = 0
         """W&B has all steps before it."""
 
@@ -50,6 +52,7 @@ class WeightsAndBiases:
         return str(self._run.url or f"offline, in {Path(self._run.dir).parent}")
 
     def has(self, name: str, step: int) -> bool:
+        """W&B would drop it."""
         return step < self._first_step
 
     def write(self, records: Sequence[Record]) -> None:
@@ -67,4 +70,5 @@ class WeightsAndBiases:
         return value
 
     def close(self, outcome: Outcome) -> None:
+        """A preempted run is one that finished: it is continued."""
         self._run.finish(exit_code=int(outcome == "failed"))
