@@ -44,14 +44,6 @@ def optimizer_state(
         encoded = encode_state(settings, f"groups/{index}", tensors)
         saved_groups.append({"params": list(group), "settings": encoded})
 
-    parameters = {
-        name: {"type": str(parameter.dtype), "shape": list(parameter.shape)}
-        for group in groups
-        for name, parameter in group.items()
-    }
-
-    # A user's optimizer may have more: additional entries, and state that belongs to no parameter.
-    additional = {key: content[key] for key in content if key not in ("state", "param_groups")}
     state = {}
     unnamed = {}
     for number, entry in content["state"].items():
@@ -61,14 +53,23 @@ def optimizer_state(
         else:
             unnamed[number] = entry
 
+    parameters = {
+        name: {"type": str(parameter.dtype), "shape": list(parameter.shape)}
+        for group in groups
+        for name, parameter in group.items()
+    }
+
+    # A user's optimizer may have more: additional entries, and state that belongs to no parameter.
+    additional = {key: content[key] for key in content if key not in ("state", "param_groups")}
+    rest = encode_state({"content": additional, "state": unnamed}, "rest", tensors)
+
     document = {
         "class": type(optimizer).__name__,
         "groups": saved_groups,
         "parameters": parameters,
         "state": state,
-        "rest": encode_state({"content": additional, "state": unnamed}, "rest", tensors),
+        "rest": rest,
     }
-
     return tensors, document
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import torch
@@ -77,7 +77,10 @@ def assign_shards(tensors: Files, rank: int, num_writers: int) -> dict[int, dict
     assigned: dict[int, dict[str, dict[str, Any]]] = {writer: {} for writer in range(num_writers)}
     for file, group in tensors.items():
         for name, tensor in group.items():
-            pieces = piece_names(name, tensor) if is_in_shards(name, tensor) else {0: name}
+            pieces = {0: name}
+            if is_in_shards(name, tensor):
+                pieces = piece_names(name, tensor)
+
             rows_here = own_part(tensor)
             for writer, piece in pieces.items():
                 part = assigned[writer].setdefault(part_name(file, writer), {})
@@ -127,6 +130,13 @@ def assemble(files: Files, shapes: Any) -> dict[str, Tensors]:
     return {file: ShardedTensors(group, by_file.get(file, {})) for file, group in files.items()}
 
 
+class StoredShard(NamedTuple):
+    """Some rows of a tensor, as a file has them."""
+
+    rows: Rows
+    tensor: Tensor
+
+
 class ShardedTensors(Tensors):
     """Tensors by name, some of them in shards, which are put together when asked for."""
 
@@ -137,8 +147,8 @@ class ShardedTensors(Tensors):
         self._shapes = shapes
         """Of the whole tensors of all others."""
 
-        self._pieces: dict[str, list[tuple[Rows, Tensor]]] = {name: [] for name in shapes}
-        """The shards of each, in the order of their rows."""
+        self._shards: dict[str, list[StoredShard]] = {name: [] for name in shapes}
+        """Of each, in the order of their rows."""
 
         for stored_name in stored:
             match = _PIECE.fullmatch(stored_name)
@@ -146,12 +156,12 @@ class ShardedTensors(Tensors):
                 continue
 
             rows = Rows(int(match[2]), int(match[3]))
-            piece = self._whole.pop(stored_name)
-            self._pieces[match[1]].append((rows, piece))
+            shard = StoredShard(rows, self._whole.pop(stored_name))
+            self._shards[match[1]].append(shard)
 
-        for name, pieces in self._pieces.items():
-            pieces.sort(key=lambda entry: entry[0])
-            _check_pieces(name, pieces, self._shapes[name])
+        for name, shards in self._shards.items():
+            shards.sort(key=lambda shard: shard.rows)
+            _check_shards(name, shards, shapes[name])
 
     def __getitem__(self, name: str) -> Tensor:
         """A whole tensor."""
@@ -161,10 +171,10 @@ class ShardedTensors(Tensors):
 
     def __iter__(self) -> Iterator[str]:
         """The names of the whole tensors."""
-        return iter([*self._whole, *self._pieces])
+        return iter([*self._whole, *self._shards])
 
     def __len__(self) -> int:
-        return len(self._whole) + len(self._pieces)
+        return len(self._whole) + len(self._shards)
 
     def shape(self, name: str) -> torch.Size:
         """Of the whole tensor."""
@@ -178,30 +188,29 @@ class ShardedTensors(Tensors):
             return self._whole[name][rows.start : rows.stop]
 
         parts = []
-        for held, piece in self._pieces[name]:
+        for held, tensor in self._shards[name]:
             if held.start < rows.stop and held.stop > rows.start:
                 start = max(rows.start, held.start) - held.start
-                parts.append(piece[start : rows.stop - held.start])
+                parts.append(tensor[start : rows.stop - held.start])
 
         if not parts:
-            _, first_piece = self._pieces[name][0]
-            return first_piece[:0]
+            return self._shards[name][0].tensor[:0]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _check_pieces(name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]) -> None:
+def _check_shards(name: str, shards: list[StoredShard], shape: list[int]) -> None:
     """Refuse gaps and overlaps, and shards of another type or shape."""
     end = 0
-    for rows, piece in pieces:
+    for rows, tensor in shards:
         if rows.start != end:
             raise ValueError(f"rows {end} to {rows.start} of {name} are missing or there twice")
 
         end = rows.stop
-        has_shape = list(piece.shape) == [end - rows.start, *shape[1:]]
-        if not has_shape or piece.dtype != pieces[0][1].dtype:
+        has_shape = list(tensor.shape) == [end - rows.start, *shape[1:]]
+        if not has_shape or tensor.dtype != shards[0].tensor.dtype:
             raise ValueError(f"rows {rows.start} to {end} of {name} have another shape or type")
 
-    if end != shape[0] or not pieces:
+    if end != shape[0] or not shards:
         raise ValueError(f"rows {end} to {shape[0]} of {name} are missing")
 
 
