@@ -406,11 +406,7 @@ class DDPManager:
         `persistent_workers`, `prefetch_factor` and `collate` are those of torch's DataLoader.
         """
         if compare and self.world_size > 1:
-            check_same(
-                {f"the {'training' if train else 'evaluation'} data": fingerprint(dataset)},
-                host=self.host,
-                next_step="give every rank the same dataset; if they are meant to differ, loader(..., compare=False)",
-            )
+            self._compare_data(dataset, "training" if train else "evaluation")
 
         if resident:
             dataset, options["workers"] = make_resident(
@@ -443,6 +439,13 @@ class DDPManager:
 
         made.observer = LoopHeartbeats(self._connection.heartbeat, int(phase), collective_counter())
         return made
+
+    def _compare_data(self, dataset: Any, kind: str) -> None:
+        check_same(
+            {f"the {kind} data": fingerprint(dataset)},
+            host=self.host,
+            next_step="give every rank the same dataset; if they are meant to differ, loader(..., compare=False)",
+        )
 
     def checkpoint(
         self, folder: str | Path, /, *, keep_last: int = 2, **objects: Any

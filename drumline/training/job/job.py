@@ -296,15 +296,13 @@ def build_job(
     `on_data` is called when the data is built; `on_model` gets the model before it is compared."""
     ddp.connection.heartbeat.mark(Phase.START)
     device = ddp.device
-    set_arithmetic(config.train, device)
     step_kind = step_kind or choose_step_kind(config, device, saved)
-    leave_default_stream(device, step_kind)
+    _prepare_device(config, device, step_kind)
 
     batch = choose_batch(config.train, world_size=ddp.world_size, saved=saved)
     plan = plan_sharding(config, ddp)
     loader, eval_loaders, data_fingerprint = _build_data(config, task, ddp, batch, plan)
     on_data()
-
     applied, groups = set_up_model(config, task, ddp, plan, on_model)
     model = unwrap_model(applied)
     _warn_about_data(config, ddp, loader, model, batch.size)
@@ -312,8 +310,7 @@ def build_job(
     lr = peak_rate(config.optim, world_size=batch.initial_world_size)
     optimizer = optimizer_of(task, model, config.optim, lr=lr, is_sharded=plan is not None)
 
-    # Gradients underflow without a scale in fp16; bf16 has the range of fp32 and needs none.
-    scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
+    scaler = _make_scaler(config, device)
     meter = Meter(device)
     return Job(
         task=task,
@@ -344,6 +341,16 @@ def build_job(
         comm=_power_sgd(config.dist, applied),
         sync=None if groups is None else make_sync(config.dist, model, groups),
     )
+
+
+def _prepare_device(config: Config, device: torch.device, step_kind: str) -> None:
+    set_arithmetic(config.train, device)
+    leave_default_stream(device, step_kind)
+
+
+def _make_scaler(config: Config, device: torch.device) -> GradScaler | None:
+    """Gradients underflow without a scale in fp16; bf16 has the range of fp32 and needs none."""
+    return GradScaler(device.type) if config.train.precision == "fp16" else None
 
 
 def plan_sharding(config: Config, ddp: RunManager) -> ShardingPlan | None:
