@@ -85,6 +85,11 @@ SEVERITIES = {
         "nohup torchrun --nproc-per-node=8 ddp.py &\n",
         Severity.NOTE,
     ),
+    "a launcher that a script leaves behind after a pause": (
+        "DL119",
+        "nohup torchrun --nproc-per-node=8 ddp.py &\nsleep 5\necho started\n",
+        Severity.NOTE,
+    ),
     "a launcher under nohup that a script waits for": (
         "DL119",
         "nohup torchrun --nproc-per-node=8 ddp.py &\nwait\n",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.reading.launchers import ACCELERATE, Launch, launches
@@ -10,7 +10,8 @@ from drumline_lint.reading.shell import Script
 
 RULE = rule("DL119")
 
-_WAITS = {"wait", "fg", "sleep", "tail", "inotifywait"}
+_STAYS = {"wait", "fg", "tail", "inotifywait"}
+_PAUSES = {"sleep"}
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
@@ -33,7 +34,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
     for launch in started:
         is_last = launch.command.start > last_in_front
-        if is_last and not _waits(script) and not _waits(launch.script):
+        if is_last and not any(_runs(part, _STAYS | _PAUSES) for part in (script, launch.script)):
             what = "Slurm ends the job" if script.sbatch.by_name else "the container ends"
             message = f"{launch.kind} runs in the background, and {what} when the script has ended"
             yield RULE.at(script, launch.srun_word or launch.name[-1], message)
@@ -55,14 +56,15 @@ def _hung_up(script: Script, launch: Launch) -> Iterator[Finding]:
 
     message = f"{launch.kind} handles SIGHUP itself, so it ends with the session in spite of nohup"
     fix = "start it with setsid, or within tmux"
-    # What a script leaves behind is not a job of the shell that started the script.
-    is_left = launch.command.is_background and not _waits(script)
+    # What a script leaves behind is not a job of the shell that started the script. A pause between
+    # two launches ends before.
+    is_left = launch.command.is_background and not _runs(script, _STAYS)
     severity = Severity.NOTE if is_left else Severity.WARNING
     yield RULE.at(script, launch.command.words[0], message, fix=fix, severity=severity)
 
 
-def _waits(script: Script) -> bool:
-    """Whether a command keeps it running.
+def _runs(script: Script, commands: Set[str]) -> bool:
+    """Whether one of these keeps it running.
 
     For example:
 
@@ -70,4 +72,4 @@ def _waits(script: Script) -> bool:
         tail -f train.log
     """
     names = [command.words[0].plain or "" for command in script.commands]
-    return any(name.rpartition("/")[2] in _WAITS for name in names)
+    return any(name.rpartition("/")[2] in commands for name in names)
