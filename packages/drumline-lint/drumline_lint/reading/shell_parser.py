@@ -103,6 +103,8 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^\]\s]*\])?\+?=")
 _NAME = re.compile(r"\$([A-Za-z_]\w*|[0-9])")
 # In templates, as in `DATA=<path of the data>` or `{{ path }}`; it is not valid shell.
 _PLACEHOLDER = re.compile(r"(?<=[=/])<\w[^<>\n]*>|\{\{[^{}\n]*\}\}")
+# `\\$(hostname)` in double quotes, which the inner shell replaces: one word for this reader.
+_LATE_SUBSTITUTION = re.compile(r"\\\$\((?:[^()'\"\\]|\\.|'[^'\n]*')*\)")
 # A variable of the outer shell in quoted code: `'cd '"$WORK"' && run'`.
 _SPLICED = re.compile(r"'(?:\"\$\{?\w+\}?\"|\$\{?\w+\}?)'")
 # A line that goes on; a backslash and what it escapes, outside of double quotes and inside.
@@ -136,6 +138,7 @@ def read_commands(text: str, start: int = 0, end: int | None = None) -> list[Com
     # One byte a character, so that tree-sitter's offsets are those of the text. tree-sitter-bash
     # 0.25 ends a word at the second variable of `$A/$B.tar`, so it reads `_A/_B.tar`.
     readable = _PLACEHOLDER.sub(lambda match: "_" * len(match[0]), text[start:end])
+    readable = _LATE_SUBSTITUTION.sub(lambda match: "_" * len(match[0]), readable)
     readable = _NAME.sub(r"_\1", readable)
     tree = _parser().parse(readable.encode("ascii", errors="replace"))
 

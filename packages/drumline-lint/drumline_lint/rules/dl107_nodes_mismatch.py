@@ -23,10 +23,12 @@ _DISTRIBUTES = re.compile(
     r"^[^#\n]*\b(?:srun|ssh|mpirun|mpiexec|pdsh|clush|parallel|ray|dask|horovodrun|ibrun|jsrun|flux|hostfile)\b",
     re.MULTILINE,
 )
-# These prepare nodes or clean them up.
+# These prepare nodes or clean them up, also as `bash -c 'mkdir -p /tmp/data && tar xf data.tar'`.
+_PREPARES = r"(?:rsync|rm|mkdir|cp|hostname|nvidia-smi|tar|unzip|ls|echo|touch|sync)\b"
 _HELPERS = re.compile(
-    r"^[ \t]*srun(?:[ \t]+--?[\w-]+(?:=\S+|[ \t]+\d+)?)*[ \t]+"
-    r"(?:rsync|rm|mkdir|cp|hostname|nvidia-smi|tar|unzip|ls|echo|touch|sync)\b[^\n]*",
+    rf"^[ \t]*srun(?:[ \t]+--?[\w-]+(?:=\S+|[ \t]+\d+)?)*[ \t]+"
+    rf"(?:{_PREPARES}[^\n]*"
+    rf"|(?:ba)?sh[ \t]+-l?c[ \t]+(?P<quote>['\"])(?:\s*{_PREPARES}[^\n;&|'\"]*(?:;|&&|\n)?)+\s*(?P=quote))",
     re.MULTILINE,
 )
 # `$(srun -n1 hostname -i)` asks a node for its address.
