@@ -37,6 +37,7 @@ from drumline_lint.reading.yaml_nodes import (
     mapping,
     mappings_in,
     member,
+    merged,
     scalar,
     text_at,
 )
@@ -326,6 +327,7 @@ class _ManifestReader:
             is_without_gpu=not devices and not keys & _MAKES_GPUS_VISIBLE,
             hosts=frozenset() if keys & _OTHER_HOSTS else hosts,
             services=[] if "profiles" in keys else services,
+            replaced=_replaced_variables(node),
         )
 
         script = self._script(container, self._service_commands(node))
@@ -401,6 +403,33 @@ def _folded_line_ends(document: YamlNode, text: str) -> Iterator[int]:
 def _command_items(container: YamlNode) -> list[YamlNode]:
     """The words of a container's command."""
     return [*items(member(container, "command")), *items(member(container, "args"))]
+
+
+def _replaced_variables(service: YamlNode) -> frozenset[str]:
+    """The variables that the environment of a service takes from it, as `<<` merges no deeper.
+
+    Here MASTER_ADDR:
+
+        x-trainer: &trainer
+          environment: {MASTER_ADDR: first, NODE_RANK: "0"}
+        services:
+          second:
+            <<: *trainer
+            environment: {NODE_RANK: "1"}
+    """
+    keys = {scalar(key) for key, _ in service.value} if service.id == "mapping" else set()
+    elsewhere = {"env_file", "extends"} & {key for key, _ in mapping(service)}
+    if "environment" not in keys or elsewhere:
+        return frozenset()
+
+    names = {name for base in merged(service) for name in _variables(member(base, "environment"))}
+    return frozenset(names) - _variables(member(service, "environment"))
+
+
+def _variables(environment: YamlNode | None) -> set[str]:
+    """The names in `{RANK: 0}` or in `[RANK=0]`."""
+    listed = {(scalar(item) or "").partition("=")[0] for item in items(environment)}
+    return {name for name, _ in mapping(environment)} | listed
 
 
 def _num_devices(device: YamlNode) -> int | None:

@@ -11,6 +11,7 @@ command is known to be `--master-port=29500`:
 from __future__ import annotations
 
 import re
+import textwrap
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -141,6 +142,8 @@ class Container:
     """The names that it can be reached by, with those of the other services of a Compose file."""
     services: list[Script] = field(default_factory=list)
     """All containers of a Compose file, in its order."""
+    replaced: frozenset[str] = frozenset()
+    """Variables of a service that `<<` would have brought, had it no environment of its own."""
     unresolved: str = ""
     """Why the names of services cannot be resolved in it; empty if they can."""
 
@@ -436,6 +439,11 @@ class Script:
 _FENCE = re.compile(
     r"^[ \t]*(?:```|~~~)[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*(?:```|~~~)", re.DOTALL | re.MULTILINE
 )
+# A block of code that is indented by four blanks, and has a launch.
+_INDENTED = re.compile(r"(?:^|(?<=\n))[ \t]*\n((?:(?: {4}|\t)[^\n]*\n|[ \t]*\n(?= {4}|\t))+)")
+_LAUNCH_IN_BLOCK = re.compile(
+    r"^[ \t]*(?:[$>%] )?(?:[A-Z_]+=\S+ )*(?:torchrun|accelerate|deepspeed|python3?) ", re.MULTILINE
+)
 _OTHER_CODE = ("python", "py", "json", "yaml", "bibtex", "latex", "diff")
 # `$ torchrun train.py`.
 _PROMPT = re.compile(r"^[ \t]*[$>%] ", re.MULTILINE)
@@ -444,6 +452,8 @@ _PROMPT = re.compile(r"^[ \t]*[$>%] ", re.MULTILINE)
 def read_readme(path: Path, text: str) -> Script:
     """The commands in its blocks of code, but for those in Python."""
     blocks = [block[2] for block in _FENCE.finditer(text) if block[1].lower() not in _OTHER_CODE]
+    indented = [block[1] for block in _INDENTED.finditer(_FENCE.sub("", text))]
+    blocks += [textwrap.dedent(block) for block in indented if _LAUNCH_IN_BLOCK.search(block)]
     commands = _PROMPT.sub("", "\n".join(blocks))
 
     return Script(path, commands, is_readme=True)

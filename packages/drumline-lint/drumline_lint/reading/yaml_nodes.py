@@ -52,6 +52,12 @@ def mapping(node: YamlNode | None, depth: int = 0) -> list[tuple[str, YamlNode]]
     return list((inherited | pairs).items())
 
 
+def merged(node: YamlNode) -> list[YamlNode]:
+    """What the `<<` of a mapping names, which only brings the keys that the mapping does not have."""
+    bases = [value for key, value in node.value if scalar(key) == "<<"]
+    return [base for value in bases for base in items(value) or [value]]
+
+
 def items(node: YamlNode | None) -> Sequence[YamlNode]:
     """The items of a list; empty for anything else."""
     return node.value if node is not None and node.id == "sequence" else []

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.launchers import PYTHON, Launch, launches
-from drumline_lint.reading.shell import Script, TextRange
+from drumline_lint.reading.shell import Container, Script, TextRange
+from drumline_lint.reading.shell_parser import Word
 
 RULE = rule("DL131")
 
@@ -23,6 +24,7 @@ _SCHEDULER = re.compile(r"^#(?:SBATCH|PBS|BSUB)|\bPBS_|\bSLURM_|\bLSB_", re.MULT
 _EXPORTS_ALL = re.compile(r"^\s*set\s+(?:-\w*a|-o\s+allexport)", re.MULTILINE)
 
 _NAME = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)")
+_NEEDED = re.compile(r"(?:\$\$|\\\$)\{?([A-Za-z_]\w*)(?!\w*:?[-+=])")
 # Printing it is no use of it.
 _ADDRESS_IN_USE = re.compile(r"^(?![ \t]*echo\b)[^#\n]*\$\{?MASTER_ADDR", re.MULTILINE)
 _READ_BY_RANKS = ("MASTER_ADDR", "MASTER_PORT")
@@ -38,7 +40,10 @@ def check_shell(script: Script) -> Iterator[Finding]:
         export MASTER_ADDR=gpu1
         mpirun -np 8 --host gpu1:4,gpu2:4 python train.py
     """
-    if script.container is not None or _EXPORTS_ALL.search(script.text):
+    if script.container is not None:
+        yield from _in_merge(script, script.container)
+        return
+    if _EXPORTS_ALL.search(script.text):
         return
 
     reported: set[int] = set()
@@ -48,6 +53,43 @@ def check_shell(script: Script) -> Iterator[Finding]:
             if place.start not in reported:
                 reported.add(place.start)
                 yield RULE.at(script, place, message, fix=fix)
+
+
+def _in_merge(script: Script, container: Container) -> Iterator[Finding]:
+    """A service of Compose whose environment replaces that of `<<`, of which its command needs
+    more.
+
+    For example:
+
+        first: &first
+          command: bash -c "torchrun --nnodes=2 --node-rank=$$NODE_RANK --master-addr=$$ADDR train.py"
+          environment: {ADDR: first, NODE_RANK: "0"}
+        second:
+          <<: *first
+          environment: {NODE_RANK: "1"}
+    """
+    if not container.replaced or not script.environment:
+        return
+
+    for launch in launches(script):
+        values = [flag.value for flag in launch.flags.values() if flag.value is not None]
+        names = {name for word in (*values, *launch.arguments) for name in _needed(word)}
+        if launch.kind == PYTHON and "RANK" in {item.name for item in script.environment}:
+            names |= {*_READ_BY_RANKS, "WORLD_SIZE"}
+
+        lost = sorted(names & container.replaced - launch.script.variables.keys())
+        if lost:
+            message = (
+                f"this environment replaces the one that `<<` brings: the service has no {lost[0]}"
+            )
+            fix = "merge it here, too: environment: {<<: *name, ...}"
+            yield RULE.at(script, script.environment[0], message, fix=fix)
+            return
+
+
+def _needed(word: Word) -> list[str]:
+    """`ADDR` of `$$ADDR`, which Compose leaves to the shell; not of `$${ADDR:-first}`."""
+    return _NEEDED.findall(word.text)
 
 
 def _by_mpirun(script: Script, launch: Launch) -> Iterator[Problem]:
