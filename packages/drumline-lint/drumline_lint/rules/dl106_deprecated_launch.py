@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Edit, Finding, Severity, rule
-from drumline_lint.program.imports import connected
+from drumline_lint.program.imports import any_text_near, connected
 from drumline_lint.program.program import Program
+from drumline_lint.program.tree import owner_of
 from drumline_lint.reading.launchers import OLD_LAUNCH, Launch, launches
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.shell_parser import Word
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL106", only_distributed=False)
+
+_REPLACE = "start it with torchrun, and read LOCAL_RANK"
 
 # The launcher of older releases adds --local_rank.
 _NEW_TORCH = re.compile(r"torchrun|torch[\"' ]*[=>~]=?[\"'=>~ ]*2\.|torch\.compile|weights_only")
@@ -30,10 +34,13 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
         parser.add_argument("--local_rank", type=int)
         parser.parse_args()
+
+    Of a README the place is in the script.
     """
     if "parse_args()" not in source.text or "local-rank" in source.text:
         return
 
+    yield from _shown_in_readme(program, source)
     for launch in program.launches_of(source):
         if launch.kind != OLD_LAUNCH or not launch.is_sure or "use-env" in launch.flags:
             continue
@@ -44,9 +51,33 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         takes_old = any("--local_rank" in text for text in texts)
         if not takes_old or any(map(_NEW_TORCH.search, texts)):
             message = f"torch.distributed.launch adds --local-rank, which {source.path.name} does not take"
-            fix = "start it with torchrun, and read LOCAL_RANK"
             place = launch.name[-1]
-            yield RULE.at(launch.script, place, message, fix=fix, severity=Severity.WARNING)
+            yield RULE.at(launch.script, place, message, fix=_REPLACE, severity=Severity.WARNING)
+
+
+def _shown_in_readme(program: Program, source: Source) -> Iterator[Finding]:
+    """A parser that takes neither --local_rank nor --local-rank, where a README starts the script by
+    the old launcher, which adds the one or the other."""
+    shown = [launch for launch in program.starts_of(source) if launch.script.is_readme]
+    old = [launch for launch in shown if launch.kind == OLD_LAUNCH and launch.is_sure]
+    if not old or any("use-env" in launch.flags for launch in old):
+        return
+    if any_text_near(program, source, "--local", "REMAINDER", "parents="):
+        return
+
+    readme = old[0].script.path.name
+    for call in program.index(source).calls.get("parse_args", ()):
+        if _is_of_argparse(program, call):
+            message = (
+                f"{readme} starts this with torch.distributed.launch, which adds --local-rank: "
+                "the parser has no such option"
+            )
+            yield RULE.at(source, call, message, fix=_REPLACE, severity=Severity.WARNING)
+
+
+def _is_of_argparse(program: Program, call: ast.Call) -> bool:
+    """`parser.parse_args()`, after `parser = argparse.ArgumentParser()`."""
+    return bool(program.made(owner_of(call), "argparse.ArgumentParser")) and not call.args
 
 
 def _has_old_torch(program: Program, script: Script) -> bool:
