@@ -51,7 +51,12 @@ _WORDS = (
     "Fabric",
     "deepspeed",
 )
-_TRAINERS = ("transformers.Trainer", "transformers.TrainingArguments")
+_TRAINERS = (
+    "transformers.Trainer",
+    "transformers.TrainingArguments",
+    "transformers.Seq2SeqTrainer",
+    "transformers.Seq2SeqTrainingArguments",
+)
 
 
 @cached_query

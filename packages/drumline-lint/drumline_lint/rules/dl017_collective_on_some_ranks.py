@@ -18,11 +18,11 @@ from drumline_lint.flow.collectives import (
     short_name,
     who_calls,
 )
-from drumline_lint.flow.conditions import is_for_debugging
+from drumline_lint.flow.conditions import conditions, is_for_debugging
 from drumline_lint.flow.distributed import distributed_sources, framework
 from drumline_lint.flow.some_ranks import calls_under_rank_tests
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import ancestors, called_name
+from drumline_lint.program.tree import ancestors, called_name, enclosing
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
 
@@ -57,8 +57,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_seen_here(program: Program, name: str, chain: tuple[ast.Call, ...]) -> bool:
-    """Whether the collective is called beside the condition, or in a function of the same file that
-    is called there.
+    """Whether the collective is called beside the condition, in a function of the same file that is
+    called there, or in functions that are known and have no conditions.
 
     A longer way, or one through other files, may have conditions that are not seen.
     """
@@ -67,7 +67,20 @@ def _is_seen_here(program: Program, name: str, chain: tuple[ast.Call, ...]) -> b
         return False  # whether a Trainer saves together depends on its version
 
     sources = {program.source_of(call) for call in chain}
-    return len(chain) <= 2 and len(sources) == 1
+    is_short = len(chain) <= 2 and len(sources) == 1
+    is_known = all(program.function_of(call) is not None for call in chain[:-1])
+    return is_short or (is_known and all(_is_always_made(program, call) for call in chain[1:]))
+
+
+def _is_always_made(program: Program, call: ast.Call) -> bool:
+    """Whether its function makes this call under no condition.
+
+    For example:
+
+        def means(self):
+            dist.all_reduce(self.sums)
+    """
+    return not any(conditions(program, call)) and enclosing(call, ast.Try) is None
 
 
 def _serves(chain: tuple[ast.Call, ...]) -> bool:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.conditions import held_conditions
 from drumline_lint.flow.loops import calls_made_in, has_gradients_off
+from drumline_lint.program.calls import argument, number_of
 from drumline_lint.program.names import DDP
-from drumline_lint.program.origins import parts
+from drumline_lint.program.origins import parts, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import (
@@ -22,6 +23,7 @@ from drumline_lint.program.tree import (
     calls_beside,
     dotted,
     enclosing,
+    nodes_in,
     owner_of,
     parent_of,
     scope_of,
@@ -195,8 +197,38 @@ def _bypasses(program: Program, call: ast.Call) -> bool:
     module = model.value if isinstance(model, ast.Attribute) else None
     if isinstance(module, ast.Attribute) and module.attr == "module":
         return bool(program.made(module.value, DDP)) and _goes_backward(program, call)
+    if any(program.made(wrapper, DDP) for wrapper in _unwrapped(program, module or model)):
+        return _goes_backward(program, call)
 
     return any(is_wrapped_by(program, model, wrapping) for wrapping in program.all_calls(DDP))
+
+
+def _unwrapped(program: Program, model: ast.expr) -> Iterator[ast.expr]:
+    """What a name was taken out of, by `.module` or by a function that returns it.
+
+    It is `ddp`, twice:
+
+        net = ddp.module
+        net = bare(ddp)  # return model.module if hasattr(model, "module") else model
+    """
+    for origin in written_values(program, model) if isinstance(model, ast.Name) else ():
+        if isinstance(origin, ast.Attribute) and origin.attr == "module":
+            yield origin.value
+
+        function = program.function_of(origin) if isinstance(origin, ast.Call) else None
+        if not isinstance(origin, ast.Call) or not isinstance(function, ast.FunctionDef):
+            continue
+
+        parameters = {parameter.arg: parameter for parameter in function.args.args}
+        for part in nodes_in(function, ast.Attribute):
+            parameter = parameters.get(dotted(part.value)) if part.attr == "module" else None
+            is_returned = enclosing(part, ast.Return, ast.Assign) is not None
+            if parameter is None or not is_returned or isinstance(parent_of(part), ast.Attribute):
+                continue
+
+            wrapper = argument(origin, number_of(function, parameter), parameter.arg)
+            if wrapper is not None:
+                yield wrapper
 
 
 def _is_of_other(program: Program, call: ast.Call, synchronized: list[ast.Call]) -> bool:

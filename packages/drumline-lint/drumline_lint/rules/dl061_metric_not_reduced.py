@@ -194,7 +194,23 @@ def _is_cut_or_written(source: Source, loop: Loop) -> bool:
         return _CUT.search(source.text) is not None
 
     is_cut = _CUT.search(source.code(function)) is not None
+    is_cut = is_cut or any(_cuts_behind(part, loop) for part in nodes_in(function, ast.Subscript))
     return is_cut or any(called_name(call) in _WRITING for call in nodes_in(function, ast.Call))
+
+
+def _cuts_behind(part: ast.Subscript, loop: Loop) -> bool:
+    """Whether it takes a number of the first items, which is not written out, after the loop.
+
+    For example:
+
+        spearman(torch.cat(predictions)[:num_rows])
+    """
+    if not isinstance(part.slice, ast.Slice) or not _is_behind(part, loop):
+        return False
+
+    last = part.slice.upper
+    is_first_items = part.slice.lower is None and part.slice.step is None
+    return is_first_items and last is not None and not isinstance(last, ast.Constant)
 
 
 def _is_kept_by_number(loop: Loop, gathers: list[ast.Call]) -> bool:

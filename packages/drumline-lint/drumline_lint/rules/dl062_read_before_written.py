@@ -71,7 +71,7 @@ def _prepares(branch: ast.If) -> bool:
     """
     for call in nodes_in(branch, ast.Call):
         name = called_name(call).lower()
-        if _WRITING.search(name) or _PREPARING.search(name) or _downloads(call):
+        if _is_writing(call) or _PREPARING.search(name) or _downloads(call):
             return True
     return False
 
@@ -175,8 +175,13 @@ def _written_by(program: Program, call: ast.Call) -> set[str]:
 
 
 def _is_writing(call: ast.Call) -> bool:
-    """`torch.save(state, path)` and `frame.to_csv(path)`, by their names."""
-    return _WRITING.search(called_name(call).lower()) is not None
+    """`torch.save(state, path)` and `frame.to_csv(path)`, by their names, and `open(path, "wb")`."""
+    name = called_name(call).lower()
+    if name == "open":
+        mode = argument(call, 1, "mode")
+        return isinstance(mode, ast.Constant) and str(mode.value)[:1] in ("w", "x")
+
+    return _WRITING.search(name) is not None
 
 
 def _reads_after(program: Program, branch: ast.If) -> Iterator[ast.Call]:

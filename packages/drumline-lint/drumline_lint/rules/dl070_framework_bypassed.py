@@ -15,8 +15,8 @@ from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.loops import batch_loops, calls_made_in
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import any_text_near
-from drumline_lint.program.names import ACCELERATOR, DEEPSPEED, FABRIC
-from drumline_lint.program.origins import constants, depends_on_rank, parts
+from drumline_lint.program.names import ACCELERATOR, DEEPSPEED, DISTRIBUTED_SAMPLER, FABRIC
+from drumline_lint.program.origins import constants, depends_on_rank, parts, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     Loop,
@@ -79,6 +79,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if "ccelerat" in name:
             yield from _short_schedules(program, source, prepare)
             yield from _unsaved_schedules(program, source, prepare)
+            yield from _divided_twice(program, source, prepare)
 
         for loop in batch_loops(program, source):
             if _home(loop) is _home(prepare):
@@ -263,6 +264,35 @@ def _unknown_loaders(program: Program, source: Source, loop: Loop) -> Iterator[F
             is_stored = any(program.name_of(maker.func).startswith(_STORED) for maker in makers)
             severity = Severity.WARNING if is_stored else None
             yield RULE.at(source, call, message, fix=fix, severity=severity)
+
+
+def _divided_twice(program: Program, source: Source, prepare: ast.Call) -> Iterator[Finding]:
+    """A loader with a DistributedSampler: `prepare` gives each rank a part of its batches, which are
+    a part of the data already.
+
+    For example:
+
+        loader = DataLoader(dataset, sampler=DistributedSampler(dataset))
+        model, loader = accelerator.prepare(model, loader)
+    """
+    for value in prepare.args:
+        calls = loaders(program, value)
+        samplers = [written_values(program, given(call, "sampler")) for call in calls]
+        if not calls or not all(_are_distributed(program, origins) for origins in samplers):
+            continue
+
+        message = (
+            f"{source.code(value)} has a DistributedSampler, and prepare divides its batches between "
+            "ranks once more: most samples are never read"
+        )
+        fix = "leave the DistributedSampler out"
+        yield RULE.at(source, value, message, fix=fix, severity=Severity.WARNING)
+
+
+def _are_distributed(program: Program, samplers: list[ast.expr]) -> bool:
+    """Whether each of them is a DistributedSampler, and not one that a setting chooses."""
+    names = [program.name_of(part.func) for part in samplers if isinstance(part, ast.Call)]
+    return len(names) == len(samplers) > 0 and set(names) == {DISTRIBUTED_SAMPLER}
 
 
 def _prepares(scope: ast.AST) -> list[ast.Call]:

@@ -7,18 +7,22 @@ pass of the last one.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.conditions import conditions, split_condition
+from drumline_lint.flow.conditions import conditions, rest_of_block, split_condition
 from drumline_lint.flow.loops import batch_loops
 from drumline_lint.flow.some_ranks import is_within
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import FunctionNode, Loop, ancestors, called_name, nodes_in
+from drumline_lint.program.tree import FunctionNode, Loop, ancestors, called_name, dotted, nodes_in
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import every_nth, is_method, steps_of_rounds
 
 RULE = rule("DL080", only_distributed=False)
+
+# `(index + 1) % n == 0 or index + 1 == len(loader)`
+_OF_LAST_ROUND = re.compile(r"\bor\b|len\(|last|final|num_batches")
 
 _UNSYNCED = (
     "the micro-batch before the step is under no_sync: every rank steps with gradients of its own"
@@ -50,6 +54,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if loop in ancestors(step):
             yield from _cleared(program, source, loop, step)
             yield from _unsynced(program, source, loop, step)
+            yield from _rest_unsynced(program, source, loop, step)
             yield from _never_synced(program, source, loop)
 
 
@@ -150,6 +155,47 @@ def _unsynced(program: Program, source: Source, loop: Loop, step: ast.Call) -> I
             tests = _tests(program, attribute, place) if attribute.attr == "no_sync" else []
             if len(tests) == 1 and _meet(tests[0], stepping[0]):
                 yield RULE.at(source, attribute, _UNSYNCED)
+
+
+def _rest_unsynced(
+    program: Program, source: Source, loop: Loop, step: ast.Call
+) -> Iterator[Finding]:
+    """A step after the loop, for its last rounds, if `no_sync` is under the opposite of the
+    condition of the other steps: none of these rounds averages gradients.
+
+    For example:
+
+        for index, batch in enumerate(loader):
+            is_due = (index + 1) % 4 == 0
+            with nullcontext() if is_due else model.no_sync():
+                compute_loss(batch).backward()
+            if is_due:
+                optimizer.step()
+        optimizer.step()
+    """
+    stepping = _tests(program, step, loop)
+    contexts = [part for part in nodes_in(loop, ast.Attribute) if part.attr == "no_sync"]
+    if len(stepping) != 1 or not contexts:
+        return
+
+    test, holds = stepping[0]
+    is_every_round = "%" not in test or "==" not in test or _OF_LAST_ROUND.search(test) is not None
+    opposite = [(test, not holds)]
+    if is_every_round or any(_tests(program, part, loop) != opposite for part in contexts):
+        return
+
+    for call in (call for statement in rest_of_block(loop) for call in nodes_in(statement, ast.Call)):
+        if is_method(call, "backward") or "reduce" in called_name(call):
+            return
+
+        if is_method(call, "step") and dotted(call.func) == dotted(step.func):
+            message = (
+                "the micro-batches since the last step in the loop are all under no_sync: "
+                "every rank steps with gradients of its own"
+            )
+            fix = "leave no_sync out in the last round, too, or leave out this step"
+            yield RULE.at(source, call, message, fix=fix)
+            return
 
 
 def _helpers(program: Program, source: Source, loop: Loop) -> list[FunctionNode]:

@@ -11,10 +11,19 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import is_on_every_rank
+from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import any_text_near
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import owner_of, parent_of
+from drumline_lint.program.tree import (
+    FunctionNode,
+    called_name,
+    dotted,
+    nodes_in,
+    owner_of,
+    parent_of,
+)
+from drumline_lint.program.value import Function, Instance
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL086", in_tests=False)
@@ -39,7 +48,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for call in program.calls(source, *_PATH_AT):
         number = _PATH_AT[program.name_of(call.func)]
         path = call.args[number] if call.args[number:] else owner_of(call)
-        clocks = [part for part in parts(program, path) if _is_clock(program, part)]
+        clocks = [part for part in _parts(program, path) if _is_clock(program, part)]
 
         if clocks and is_on_every_rank(program, call):
             where = program.source_of(clocks[0])
@@ -48,6 +57,38 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 "ranks that are a second apart use different files"
             )
             yield RULE.at(where, clocks[0], message, severity=severity)
+
+
+def _parts(program: Program, path: ast.expr | None) -> Iterator[ast.expr]:
+    """What a path is made of, also by the function that gives a field of a dataclass its default.
+
+    It is `new_folder()` for `settings.folder`, of:
+
+        @dataclass
+        class Settings:
+            folder: Path = field(default_factory=new_folder)
+    """
+    for part in parts(program, path):
+        yield part
+        if isinstance(part, ast.Attribute):
+            for function in _factories(program, part):
+                for statement in nodes_in(function, ast.Return):
+                    yield from parts(program, statement.value)
+
+
+def _factories(program: Program, attribute: ast.Attribute) -> Iterator[FunctionNode]:
+    """The functions of the given files that make the default of a field."""
+    owners = [value.of for value in program.values(attribute.value) if isinstance(value, Instance)]
+    for statement in (statement for owner in owners for statement in owner.body):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.value, ast.Call):
+            continue
+        if dotted(statement.target) != attribute.attr or called_name(statement.value) != "field":
+            continue
+
+        factory = argument(statement.value, None, "default_factory")
+        for value in program.values(factory):
+            if isinstance(value, Function) and isinstance(value.node, ast.FunctionDef):
+                yield value.node
 
 
 def _is_clock(program: Program, part: ast.expr) -> bool:

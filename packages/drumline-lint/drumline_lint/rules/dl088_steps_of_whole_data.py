@@ -9,14 +9,17 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.program.calls import argument
-from drumline_lint.program.names import DISTRIBUTED_SAMPLER
+from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.origins import depends_on_rank, parts, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import called_name, calls_beside, scope_of
+from drumline_lint.program.value import Values
 from drumline_lint.reading.source import Source
+from drumline_lint.training.loaders import given
 
 RULE = rule("DL088")
 
+_OF_TORCH = "torch.optim.lr_scheduler."
 _SCHEDULE = re.compile(r"sched|cosine|warm_?up|onecycle|linearlr|polynomiallr", re.IGNORECASE)
 
 
@@ -32,9 +35,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         return
 
     for sampler in program.calls(source, DISTRIBUTED_SAMPLER):
-        data = _written(program, argument(sampler, 0, "dataset"))
-        for schedule in calls_beside(sampler):
-            count = _count_of(program, schedule, data)
+        dataset = argument(sampler, 0, "dataset")
+        data = _written(program, dataset)
+        for schedule in (*calls_beside(sampler), *_schedules_elsewhere(program, sampler)):
+            is_here = scope_of(schedule) is scope_of(sampler)
+            made = frozenset() if is_here else program.values(dataset)
+            count = _count_of(program, schedule, data if is_here else set(), made)
             if count is None:
                 continue
 
@@ -49,12 +55,37 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 yield RULE.at(where, count, message)
 
 
+def _schedules_elsewhere(program: Program, sampler: ast.Call) -> Iterator[ast.Call]:
+    """Torch's schedules in other functions of the program, where the batch size of the sampler's
+    loader is that of one rank.
+
+    For example:
+
+        def make_schedule(optimizer, num_samples, batch_size):
+            return OneCycleLR(optimizer, 0.1, total_steps=num_samples // batch_size)
+    """
+    for loader in program.calls(program.source_of(sampler), LOADER):
+        makers = [value.call for value in program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER)]
+        if sampler in makers and depends_on_rank(program, given(loader, "batch_size")):
+            return
+
+    for source in program.sources:
+        if "lr_scheduler" in source.text:
+            for calls in program.index(source).calls.values():
+                for call in calls:
+                    is_beside = scope_of(call) is scope_of(sampler)
+                    if not is_beside and program.name_of(call.func).startswith(_OF_TORCH):
+                        yield call
+
+
 def _written(program: Program, data: ast.expr | None) -> set[str]:
     """What a dataset may be, as it is written: `{"MNIST(root)"}`."""
     return {ast.unparse(origin) for origin in written_values(program, data)}
 
 
-def _count_of(program: Program, schedule: ast.Call, data: set[str]) -> ast.expr | None:
+def _count_of(
+    program: Program, schedule: ast.Call, data: set[str], made: Values
+) -> ast.expr | None:
     """The number of batches of this data, if a call makes a schedule as long.
 
     It is `len(data) // 32` here:
@@ -70,17 +101,20 @@ def _count_of(program: Program, schedule: ast.Call, data: set[str]) -> ast.expr 
             continue
 
         for part in parts(program, value):
-            if _is_count(program, part, data):
+            if _is_count(program, part, data, made):
                 return part
     return None
 
 
-def _is_count(program: Program, part: ast.expr, data: set[str]) -> bool:
-    """`len(data) // batch_size`"""
+def _is_count(program: Program, part: ast.expr, data: set[str], made: Values) -> bool:
+    """`len(data) // batch_size`, of a dataset that is written so, or is what was made there."""
     if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.FloorDiv | ast.Div):
         return False
 
-    length = part.left
-    if not isinstance(length, ast.Call) or called_name(length) != "len":
-        return False
-    return any(data & _written(program, value) for value in length.args)
+    for length in written_values(program, part.left) if made else [part.left]:
+        if isinstance(length, ast.Call) and called_name(length) == "len":
+            for value in length.args:
+                if data & _written(program, value) or made & program.values(value):
+                    return True
+
+    return False

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.distributed import framework, has_several_nodes, is_of_ranks
+from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.flow.some_ranks import is_within
 from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import any_text_near
@@ -101,9 +102,26 @@ def _repeated(program: Program, loader: ast.Call, streams: list[ast.ClassDef]) -
     if count < 2 or not streams or given(loader, "worker_init_fn") is not None:
         return ""
 
-    if any("worker" in program.source_of(owner).code(owner) for owner in streams):
+    if any(_knows_worker(program, owner) for owner in streams):
         return ""
     return f"each of the {count} workers reads all of the rank's part: every sample comes {count} times"
+
+
+def _knows_worker(program: Program, stream: ast.ClassDef) -> bool:
+    """Whether a stream, or a function that one of its methods calls, asks which worker it is.
+
+    For example:
+
+        def __iter__(self):
+            number, count = reader_number()  # of get_worker_info()
+            yield from self.files[number::count]
+    """
+    places: list[ast.AST] = [stream]
+    for method in nodes_in(stream, ast.FunctionDef, into_functions=True):
+        functions = map(program.function_of, calls_made_in(program, method))
+        places += [function for function in functions if function is not None]
+
+    return any("worker" in program.source_of(place).code(place) for place in places)
 
 
 def _is_uneven(
