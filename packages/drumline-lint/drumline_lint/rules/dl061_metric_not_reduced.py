@@ -33,6 +33,7 @@ from drumline_lint.program.tree import (
     scope_of,
     statement_of,
 )
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import goes_over_part
 from drumline_lint.training.models import has_devices
@@ -41,6 +42,8 @@ RULE = rule("DL061", only_distributed=False, in_tests=False)
 
 _TRAINER = "pytorch_lightning.Trainer"
 _LOG = "pytorch_lightning.LightningModule.log"
+# The callbacks that look a metric up, and the number of the argument that names it.
+_MONITORING = {"EarlyStopping": 0, "ModelCheckpoint": 2}
 _GATHER = f"{ACCELERATOR}.gather"
 _ALL_REDUCE = "torch.distributed.all_reduce"
 
@@ -128,6 +131,31 @@ def _logged_by_lightning(program: Program, source: Source) -> Iterator[Finding]:
                 "what is logged is the metric of rank 0's part of the data"
             )
             yield RULE.at(source, call, message, fix="add sync_dist=True", severity=severity)
+
+        if _is_of_rank_zero(program, call) and _is_monitored(program, call):
+            message = (
+                f"{source.code(call.args[0])} exists on rank 0 only, and a callback monitors it: "
+                "the other ranks do not find it"
+            )
+            fix = "leave rank_zero_only out"
+            yield RULE.at(source, call, message, fix=fix, severity=Severity.WARNING)
+
+
+def _is_of_rank_zero(program: Program, log: ast.Call) -> bool:
+    """`self.log("val_auc", auc, rank_zero_only=True)`"""
+    return program.values(argument(log, None, "rank_zero_only")) == {ConstantValue(True)}
+
+
+def _is_monitored(program: Program, log: ast.Call) -> bool:
+    """Whether every rank asks for the metric, as `EarlyStopping(monitor="val_auc")` does."""
+    names = program.values(log.args[0]) if log.args else frozenset()
+    for source in program.sources:
+        for callback, number in _MONITORING.items():
+            for call in program.index(source).calls.get(callback, ()):
+                if names & program.values(argument(call, number, "monitor")):
+                    return True
+
+    return False
 
 
 def _divides(program: Program, trainer: ast.Call) -> bool:

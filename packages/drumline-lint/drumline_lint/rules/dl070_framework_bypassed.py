@@ -30,9 +30,10 @@ from drumline_lint.program.tree import (
     scope_of,
     statement_of,
 )
-from drumline_lint.program.value import ConstantValue
+from drumline_lint.program.value import ConstantValue, Instance
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, loaders
+from drumline_lint.training.models import has_devices
 from drumline_lint.training.steps import every_nth, is_method, steps_of_rounds
 
 RULE = rule("DL070", only_distributed=False)
@@ -48,6 +49,9 @@ _SAVED_OTHERWISE = (
     "schedule.state_dict",
     "scheduler.state_dict",
 )
+_TRAINER = "pytorch_lightning.Trainer"
+_LEAVING_SAMPLERS = ("use_distributed_sampler", "replace_sampler_ddp")
+_OF_RANKS = re.compile(r"rank|world|replica|shard|process|\bdist\b|[Dd]istributed")
 _COUNT = "gradient_accumulation_steps"
 # Not of one micro-batch.
 _ACCUMULATED = re.compile(r"""["']gradient_accumulation_steps["']\]?\s*[:=]\s*(?!1\b)\w""")
@@ -73,6 +77,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             optimizer.step()
     """
     yield from _not_accumulated(program, source)
+    yield from _undivided_by_trainer(program, source)
 
     for prepare in program.calls(source, *_BACKWARD):
         name = program.name_of(prepare.func)
@@ -264,6 +269,74 @@ def _unknown_loaders(program: Program, source: Source, loop: Loop) -> Iterator[F
             is_stored = any(program.name_of(maker.func).startswith(_STORED) for maker in makers)
             severity = Severity.WARNING if is_stored else None
             yield RULE.at(source, call, message, fix=fix, severity=severity)
+
+
+def _undivided_by_trainer(program: Program, source: Source) -> Iterator[Finding]:
+    """A loader for a Trainer that is told to leave samplers as they are, with a sampler that knows
+    nothing of ranks.
+
+    For example:
+
+        trainer = Trainer(devices=8, use_distributed_sampler=False)
+        trainer.fit(model, DataLoader(dataset, batch_sampler=LengthBuckets(lengths)))
+    """
+    trainers = [call for call in program.all_calls(_TRAINER) if has_devices(program, call)]
+    if not trainers or not all(_leaves_samplers(program, trainer) for trainer in trainers):
+        return
+
+    is_seeded = any_text_near(program, source, "seed_everything", "manual_seed")
+    for loader in _fitted(program, source):
+        if depends_on_rank(program, given(loader, "dataset")):
+            continue
+
+        for option in ("sampler", "batch_sampler"):
+            sampler = given(loader, option)
+            if sampler is not None and _is_alike_everywhere(program, sampler):
+                message = (
+                    f"the Trainer does not divide the data, and {source.code(sampler)} knows nothing "
+                    "of ranks: every rank trains on all of it"
+                )
+                fix = (
+                    "let the sampler yield the part of this rank, or leave samplers to the Trainer"
+                )
+                severity = Severity.WARNING if is_seeded else Severity.NOTE
+                yield RULE.at(source, loader, message, fix=fix, severity=severity)
+
+
+def _leaves_samplers(program: Program, trainer: ast.Call) -> bool:
+    """`Trainer(use_distributed_sampler=False)`, and its earlier name."""
+    options = [argument(trainer, None, name) for name in _LEAVING_SAMPLERS]
+    return any(program.values(option) == {ConstantValue(False)} for option in options)
+
+
+def _fitted(program: Program, source: Source) -> list[ast.Call]:
+    """The loaders of a file that a Trainer trains with: what `fit` is given, and what
+    `train_dataloader` returns."""
+    fits = program.all_calls(f"{_TRAINER}.fit")
+    given_to_fit = [argument(call, 1, "train_dataloaders") for call in fits]
+    every = [loader for value in given_to_fit for loader in loaders(program, value)]
+
+    for function in program.index(source).every(ast.FunctionDef):
+        if function.name == "train_dataloader":
+            for statement in nodes_in(function, ast.Return):
+                every += loaders(program, statement.value)
+
+    return [loader for loader in dict.fromkeys(every) if program.source_of(loader) is source]
+
+
+def _is_alike_everywhere(program: Program, sampler: ast.expr) -> bool:
+    """Whether it is of a class of the given files that does not mention ranks."""
+    values = program.values(sampler)
+    owners = [value.of for value in values if isinstance(value, Instance)]
+    if not owners or len(owners) < len(values) or depends_on_rank(program, sampler):
+        return False
+
+    for owner in owners:
+        places = [place for place in program.ancestry(owner) if isinstance(place, ast.ClassDef)]
+        text = " ".join(program.source_of(place).code(place) for place in places)
+        if _OF_RANKS.search(text):
+            return False
+    return True
 
 
 def _divided_twice(program: Program, source: Source, prepare: ast.Call) -> Iterator[Finding]:

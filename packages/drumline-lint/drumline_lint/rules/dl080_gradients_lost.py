@@ -184,7 +184,9 @@ def _rest_unsynced(
     if is_every_round or any(_tests(program, part, loop) != opposite for part in contexts):
         return
 
-    for call in (call for statement in rest_of_block(loop) for call in nodes_in(statement, ast.Call)):
+    for call in (
+        call for statement in rest_of_block(loop) for call in nodes_in(statement, ast.Call)
+    ):
         if is_method(call, "backward") or "reduce" in called_name(call):
             return
 

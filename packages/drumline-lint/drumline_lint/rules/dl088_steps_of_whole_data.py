@@ -10,7 +10,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
-from drumline_lint.program.origins import depends_on_rank, parts, written_values
+from drumline_lint.program.origins import depends_on_rank, is_rank_or_count, parts, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import called_name, calls_beside, scope_of
 from drumline_lint.program.value import Values
@@ -65,7 +65,9 @@ def _schedules_elsewhere(program: Program, sampler: ast.Call) -> Iterator[ast.Ca
             return OneCycleLR(optimizer, 0.1, total_steps=num_samples // batch_size)
     """
     for loader in program.calls(program.source_of(sampler), LOADER):
-        makers = [value.call for value in program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER)]
+        makers = [
+            value.call for value in program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER)
+        ]
         if sampler in makers and depends_on_rank(program, given(loader, "batch_size")):
             return
 
@@ -97,13 +99,19 @@ def _count_of(
         return None
 
     for value in (*schedule.args, *(keyword.value for keyword in schedule.keywords)):
-        if depends_on_rank(program, value):
+        inner = list(parts(program, value, _is_length))
+        if any(is_rank_or_count(program, part) for part in inner):
             continue
 
-        for part in parts(program, value):
+        for part in inner:
             if _is_count(program, part, data, made):
                 return part
     return None
+
+
+def _is_length(part: ast.expr) -> bool:
+    """`len(data)`, whatever the data is made of."""
+    return isinstance(part, ast.Call) and called_name(part) == "len"
 
 
 def _is_count(program: Program, part: ast.expr, data: set[str], made: Values) -> bool:
@@ -112,7 +120,7 @@ def _is_count(program: Program, part: ast.expr, data: set[str], made: Values) ->
         return False
 
     for length in written_values(program, part.left) if made else [part.left]:
-        if isinstance(length, ast.Call) and called_name(length) == "len":
+        if isinstance(length, ast.Call) and _is_length(length):
             for value in length.args:
                 if data & _written(program, value) or made & program.values(value):
                     return True
