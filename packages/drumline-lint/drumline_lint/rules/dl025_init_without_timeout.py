@@ -92,8 +92,7 @@ def _long_work(program: Program, source: Source) -> Iterator[ast.Call]:
 def _takes_hours(program: Program, call: ast.Call) -> bool:
     """Whether the docstring of the function says so: `about three hours for all files`."""
     function = program.function_of(call)
-    is_named = isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-    text = ast.get_docstring(function) if is_named else None
+    text = ast.get_docstring(function) if isinstance(function, ast.FunctionDef) else None
     return text is not None and _HOURS.search(text) is not None
 
 

@@ -27,6 +27,7 @@ from drumline_lint.program.tree import (
     is_after,
     last_name,
     nodes_in,
+    owner_of,
     scope_of,
     statement_of,
 )
@@ -280,10 +281,6 @@ def _undivided_by_trainer(program: Program, source: Source) -> Iterator[Finding]
         trainer = Trainer(devices=8, use_distributed_sampler=False)
         trainer.fit(model, DataLoader(dataset, batch_sampler=LengthBuckets(lengths)))
     """
-    trainers = [call for call in program.all_calls(_TRAINER) if has_devices(program, call)]
-    if not trainers or not all(_leaves_samplers(program, trainer) for trainer in trainers):
-        return
-
     is_seeded = any_text_near(program, source, "seed_everything", "manual_seed")
     for loader in _fitted(program, source):
         if depends_on_rank(program, given(loader, "dataset")):
@@ -304,7 +301,10 @@ def _undivided_by_trainer(program: Program, source: Source) -> Iterator[Finding]
 
 
 def _leaves_samplers(program: Program, trainer: ast.Call) -> bool:
-    """`Trainer(use_distributed_sampler=False)`, and its earlier name."""
+    """`Trainer(devices=8, use_distributed_sampler=False)`, and the option's earlier name."""
+    if not has_devices(program, trainer):
+        return False
+
     options = [argument(trainer, None, name) for name in _LEAVING_SAMPLERS]
     return any(program.values(option) == {ConstantValue(False)} for option in options)
 
@@ -312,11 +312,15 @@ def _leaves_samplers(program: Program, trainer: ast.Call) -> bool:
 def _fitted(program: Program, source: Source) -> list[ast.Call]:
     """The loaders of a file that a Trainer trains with: what `fit` is given, and what
     `train_dataloader` returns."""
-    fits = program.all_calls(f"{_TRAINER}.fit")
-    given_to_fit = [argument(call, 1, "train_dataloaders") for call in fits]
-    every = [loader for value in given_to_fit for loader in loaders(program, value)]
+    every: list[ast.Call] = []
+    for fit in program.all_calls(f"{_TRAINER}.fit"):
+        trainers = [value.call for value in program.made(owner_of(fit), _TRAINER)]
+        if trainers and all(_leaves_samplers(program, trainer) for trainer in trainers):
+            every += loaders(program, argument(fit, 1, "train_dataloaders"))
 
-    for function in program.index(source).every(ast.FunctionDef):
+    trainers = list(program.all_calls(_TRAINER))
+    is_left = bool(trainers) and all(_leaves_samplers(program, trainer) for trainer in trainers)
+    for function in program.index(source).every(ast.FunctionDef) if is_left else ():
         if function.name == "train_dataloader":
             for statement in nodes_in(function, ast.Return):
                 every += loaders(program, statement.value)
