@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from drumline_lint.flow.shown_runs import ShownRun, shown_runs
@@ -38,22 +38,35 @@ _NOT_KNOWN = re.compile(r"[$`]|<\w[^<>]*>|\{\{")
 
 
 def option_of(expression: ast.expr) -> str:
-    """`resume` of `args.resume`, `cfg["resume"]`, `cfg.get("resume")` and `getattr(args,
-    "resume", None)`."""
-    key: ast.expr | None = None
-    holder: ast.expr | None = None
+    """The option that an expression reads; empty if it reads none.
+
+    `resume` of `args.resume`, `cfg["resume"]`, `cfg.get("resume")` and
+    `getattr(args, "resume", None)`.
+    """
     if isinstance(expression, ast.Attribute):
         return expression.attr if is_holder(expression.value) else ""
+
+    holder, key = _holder_and_key(expression)
+    if holder is None or not is_holder(holder):
+        return ""
+
+    return str(key.value) if isinstance(key, ast.Constant) else ""
+
+
+def _holder_and_key(expression: ast.expr) -> tuple[ast.expr | None, ast.expr | None]:
+    """`cfg` and `"resume"` of `cfg["resume"]`, `cfg.get("resume")` and `getattr(cfg, "resume")`."""
     if isinstance(expression, ast.Subscript):
-        key = expression.slice
-        holder = expression.value
-    elif isinstance(expression, ast.Call) and called_name(expression) == "get":
-        key = expression.args[0] if len(expression.args) == 1 else None
-        holder = owner_of(expression)
-    elif isinstance(expression, ast.Call) and called_name(expression) in ("getattr", "hasattr"):
-        holder, key = (*expression.args, None, None)[:2]
-    is_held = holder is not None and is_holder(holder)
-    return str(key.value) if is_held and isinstance(key, ast.Constant) else ""
+        return expression.value, expression.slice
+    if not isinstance(expression, ast.Call):
+        return None, None
+
+    arguments = expression.args
+    if called_name(expression) == "get":
+        return owner_of(expression), arguments[0] if len(arguments) == 1 else None
+    if called_name(expression) in ("getattr", "hasattr") and len(arguments) > 1:
+        return arguments[0], arguments[1]
+
+    return None, None
 
 
 def is_holder(expression: ast.expr) -> bool:
@@ -65,30 +78,50 @@ def is_holder(expression: ast.expr) -> bool:
 def option_values(
     program: Program, source: Source, name: str, run: ShownRun | None
 ) -> Sequence[object]:
-    """What an option may be before the code sets it; without a run, by its defaults. Nothing if
-    nothing declares it."""
+    """What an option may be before the code sets it; without a run, by its defaults.
+
+    Nothing if nothing declares it. `[0.1]` for `lr` in a run of `train.py --lr 0.1`.
+    """
     if name in _OF_LAUNCHERS:
         return [UNKNOWN]
+
     if run is not None:
         words = _flags_of(program, source, name) & run.options.keys()
         if words:
             return [_converted(program, source, name, run.options[word]) for word in sorted(words)]
+
     values = _values_by_default(program, source, name, run)
     if not values:
         return []
-    is_shown = bool(program.launches) or name in _settings(program)
-    is_shown = is_shown or _has_fixed_arguments(program, source)
-    return [UNKNOWN] if not is_shown or _is_given(program, source, name, run) else values
+
+    if not _shows_values(program, source, name) or _is_given(program, source, name, run):
+        return [UNKNOWN]
+    return values
+
+
+def _shows_values(program: Program, source: Source, name: str) -> bool:
+    """Whether the repository shows what its options are: by any launch, a YAML file that has this
+    one, or a command line in the code."""
+    if program.launches or name in _settings(program):
+        return True
+
+    return _has_fixed_arguments(program, source)
 
 
 def _values_by_default(
     program: Program, source: Source, name: str, run: ShownRun | None
 ) -> list[object]:
-    if run is not None:  # what a file says that the launch names comes before a default
+    """By the YAML files that a launch names; otherwise by the code and, where the launch names
+    none, by all YAML files."""
+    of_files: list[object] = []
+
+    if run is not None and run.settings:
         named = [_settings_of(program, path).get(name, []) for path in run.settings]
         if any(named):
             return [value for values in named for value in values]
-    of_files = [] if run is not None and run.settings else _settings(program).get(name, [])
+    else:
+        of_files = _settings(program).get(name, [])
+
     of_code = [*_of_parsers(program, source, name), *_of_classes(program, source, name)]
     return [*of_code, *of_files]
 
@@ -97,21 +130,30 @@ def _values_by_default(
 
 
 def _flags_of(program: Program, source: Source, name: str) -> set[str]:
-    """The option's own name, and those of its flags: `g` and `gpus` of `add_argument("-g",
-    "--gpus", dest="num_gpus")`."""
-    declarations = _declarations(program, source, name)
-    flags = {
-        str(word.value).lstrip("-").replace("-", "_")
-        for call in declarations
-        for word in call.args
-        if isinstance(word, ast.Constant)
-    }
+    """The option's own name, and those of its flags.
+
+    `g` and `gpus` of `add_argument("-g", "--gpus", dest="num_gpus")`.
+    """
+    flags = set[str]()
+    for call in _declarations(program, source, name):
+        words = [word for word in call.args if isinstance(word, ast.Constant)]
+        flags.update(_as_attribute(str(word.value)) for word in words)
+
     return flags or {name}
 
 
+def _as_attribute(flag: str) -> str:
+    """`num_gpus` of `--num-gpus`."""
+    return flag.lstrip("-").replace("-", "_")
+
+
 def _converted(program: Program, source: Source, name: str, written: str | None) -> object:
-    """The value that a word of a command line has in the program."""
+    """The value that a word of a command line has in the program; None for a bare flag.
+
+    `3` of `--epochs 3`, but `"3"` where `epochs` is declared without a type.
+    """
     declarations = _declarations(program, source, name)
+
     if written is None:
         actions = [argument(call, None, "action") for call in declarations]
         return not any(getattr(action, "value", "") == "store_false" for action in actions)
@@ -124,9 +166,11 @@ def _converted(program: Program, source: Source, name: str, written: str | None)
         return bool(written)  # also of "False"
     if kind == "str" or (declarations and kinds[0] is None):
         return written
+
     value = of_yaml(written)
-    is_word = bool(kind) and isinstance(value, str)
-    return _WORDS_OF_FLAGS.get(written.lower(), value) if is_word else value
+    if kind and isinstance(value, str):
+        return _WORDS_OF_FLAGS.get(written.lower(), value)
+    return value
 
 
 def _is_given(program: Program, source: Source, name: str, run: ShownRun | None) -> bool:
@@ -135,15 +179,26 @@ def _is_given(program: Program, source: Source, name: str, run: ShownRun | None)
     files = connected(program, source)
     if any(_is_default_set(program, file, name) for file in files):
         return True
+
     words = "[-_]".join(map(re.escape, name.split("_")))
-    flag = re.compile(rf"--{words}(?![\w-])")
-    written = sum(len(flag.findall(file.text)) for file in files)
-    messages = [text for file in files for text in _told_to_users(program, file)]
-    if written > sum(len(flag.findall(text)) for text in messages):
+    flag = rf"--{words}(?![\w-])"
+    if _is_flag_used(program, files, re.compile(flag)):
         return True
 
-    setting = re.compile(rf"(?<![\w.-])(--{words}(?![\w-])|\+*([\w.]+\.)?{re.escape(name)}=)")
+    setting = re.compile(rf"(?<![\w.-])({flag}|\+*([\w.]+\.)?{re.escape(name)}=)")
     return any(map(setting.search, _texts_of_scripts(program, source, run)))
+
+
+def _is_flag_used(program: Program, files: Iterable[Source], flag: re.Pattern[str]) -> bool:
+    """Whether files have a flag elsewhere than in its declaration and in errors: as in
+    `subprocess.run(["python", "train.py", "--amp"])`."""
+    num_written = 0
+    num_told = 0
+    for file in files:
+        num_written += len(flag.findall(file.text))
+        num_told += sum(len(flag.findall(text)) for text in _told_to_users(program, file))
+
+    return num_written > num_told
 
 
 @cached_query
@@ -151,11 +206,15 @@ def _texts_of_scripts(program: Program, source: Source, run: ShownRun | None) ->
     """The scripts that may give more than the words of the run."""
     launches = [launch for starts in program.launches.values() for launch in starts]
     scripts = {launch.script.outermost for launch in launches}
+
     if run is not None:
         names = [file.path.name for file in connected(program, source)]
         read = {shown.launch.script.outermost for shown in shown_runs(program, source)}
-        unread = {script for script in scripts - read if any(name in script.text for name in names)}
-        scripts = unread | ({run.launch.script.outermost} if run.is_open else set())
+        unread = scripts - read
+        scripts = {script for script in unread if any(name in script.text for name in names)}
+        if run.is_open:
+            scripts.add(run.launch.script.outermost)
+
     return {script.text for script in scripts}
 
 
@@ -175,20 +234,26 @@ def _is_default_set(program: Program, source: Source, name: str) -> bool:
 
 def _has_fixed_arguments(program: Program, source: Source) -> bool:
     """`parser.parse_args("--epochs 3".split())`: the command line is written in the file."""
-    parsing = program.index(source).calls.get("parse_args", ())
-    every = [words for call in parsing for words in call.args]
-    wholes = [owner_of(words) if isinstance(words, ast.Call) else words for words in every]
-    return any(isinstance(words, (ast.List, ast.Constant)) for words in wholes)
+    for call in program.index(source).calls.get("parse_args", ()):
+        for words in call.args:
+            whole = owner_of(words) if isinstance(words, ast.Call) else words
+            if isinstance(whole, (ast.List, ast.Constant)):
+                return True
+
+    return False
 
 
-# Defaults.
+# Defaults in the code.
 
 
 def _of_parsers(program: Program, source: Source, name: str) -> Iterator[object]:
+    """What a parser has without the flag: 0.1 of `add_argument("--lr", default=0.1)`, and False of
+    `add_argument("--amp", action="store_true")`."""
     for call in _declarations(program, source, name):
         action = argument(call, None, "action")
         kind = getattr(action, "value", None)
         default = argument(call, None, "default")
+
         if kind in ("store_true", "store_false") and default is None:
             yield kind == "store_false"
         elif argument(call, None, "required") is not None or argument(call, None, "nargs"):
@@ -206,23 +271,27 @@ def _declarations(program: Program, source: Source, name: str) -> list[ast.Call]
 def _declared_in(program: Program, component: frozenset[Source]) -> dict[str, list[ast.Call]]:
     """By the attribute that a parser gives the value."""
     declared: dict[str, list[ast.Call]] = {}
+
     for file in sorted(component, key=lambda file: file.path):
         for call in program.index(file).calls.get("add_argument", ()):
             declared.setdefault(_destination(call), []).append(call)
+
     return declared
 
 
 def _destination(call: ast.Call) -> str:
-    """The attribute that a parser gives the value."""
+    """The attribute that a parser gives the value: `num_gpus` of `add_argument("--num-gpus")`."""
     destination = argument(call, None, "dest")
     if isinstance(destination, ast.Constant):
         return str(destination.value)
+
     words = [str(word.value) for word in call.args if isinstance(word, ast.Constant)]
     long = [word for word in words if word.startswith("--")]
-    return long[0].lstrip("-").replace("-", "_") if long else ""
+    return _as_attribute(long[0]) if long else ""
 
 
 def _constant(program: Program, expression: ast.expr) -> object:
+    """The only value that an expression has, if it is a constant."""
     values = program.values(expression)
     constants = [value.value for value in values if isinstance(value, ConstantValue)]
     return constants[0] if len(constants) == len(values) == 1 else UNKNOWN
@@ -231,48 +300,63 @@ def _constant(program: Program, expression: ast.expr) -> object:
 def _of_classes(program: Program, source: Source, name: str) -> Iterator[object]:
     """`name: bool = False`, in a class of settings."""
     for file in connected(program, source):
-        for binding in _fields(program, file).get(name, ()):
-            yield _constant(program, binding)
+        for default in _fields(program, file).get(name, ()):
+            yield _constant(program, default)
 
 
 @cached_query
 def _fields(program: Program, source: Source) -> dict[str, list[ast.expr]]:
+    """The defaults of the fields of classes such as `TrainingConfig`, by their names."""
     fields: dict[str, list[ast.expr]] = {}
+
     for statement in program.index(source).every(ast.AnnAssign):
         owner = parent_of(statement)
-        is_setting = isinstance(owner, ast.ClassDef) and _HOLDING_CLASS.search(owner.name)
-        if is_setting and isinstance(statement.target, ast.Name) and statement.value is not None:
+        if not isinstance(owner, ast.ClassDef) or not _HOLDING_CLASS.search(owner.name):
+            continue
+        if isinstance(statement.target, ast.Name) and statement.value is not None:
             fields.setdefault(statement.target.id, []).append(statement.value)
+
     return fields
+
+
+# Defaults in YAML.
 
 
 @cached_query
 def _settings(program: Program) -> dict[str, list[object]]:
     """What all files of YAML set: `name: false`."""
     settings: dict[str, list[object]] = {}
+
     for path in program.documents:
-        if path.suffix in (".yaml", ".yml"):
-            for name, values in _settings_of(program, path).items():
-                settings.setdefault(name, []).extend(values)
+        if path.suffix not in (".yaml", ".yml"):
+            continue
+        for name, values in _settings_of(program, path).items():
+            settings.setdefault(name, []).extend(values)
+
     return settings
 
 
 @cached_query
 def _settings_of(program: Program, path: Path) -> dict[str, list[object]]:
+    """What a file of YAML sets, in whatever section: `{"lr": [0.1]}` of a line `  lr: 0.1`."""
     settings: dict[str, list[object]] = {}
     for name, written in _SETTING.findall(program.documents[path]):
         settings.setdefault(name, []).append(of_yaml(written.strip()))
+
     return settings
 
 
 def of_yaml(written: str) -> object:
+    """The value of a word in YAML: `False` of `off`, `3` of `3`, None of `null`."""
     lowered = written.lower()
     if lowered in _NOTHING_IN_YAML:
         return None
     if not written:  # of the lines below it
         return UNKNOWN
+
     if _INTEGER.fullmatch(written):
         return int(written)
     if _NUMBER.fullmatch(written):
         return float(written)
+
     return _WORDS_OF_YAML.get(lowered, written)
