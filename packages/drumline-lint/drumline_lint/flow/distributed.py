@@ -66,9 +66,11 @@ def distributed_sources(program: Program) -> set[Source]:
     A file does if it calls torch.distributed's functions, DDP or the like, or a function of another
     file that does. Importing from such a file, or reading a rank, is not enough.
     """
-    return {
-        source for source in with_imported(program, _starting(program)) if not _is_mocked(source)
-    }
+    sources = with_imported(program, _starting(program))
+    return {source for source in sources if not _is_mocked(source)}
+
+
+# Files that start several processes.
 
 
 _SPAWN = "torch.multiprocessing.spawn"
@@ -83,21 +85,28 @@ def starts_ranks(program: Program, source: Source) -> bool:
     a function that begins a group, and is not known to be started as one process.
 
     A file that is imported by such a file may be of a program with one process as well.
+
+    Examples: `dist.init_process_group()`, `mp.spawn(train)`, `setup_distributed()` of another file.
     """
     if _is_for_one(program, source) or _never_joins(program, source):
         return False
-    begun = program.calls(source, *_BEGINNINGS)
-    if any(not is_dead(program, call) and not is_left_out(program, call) for call in begun):
-        return True
-    beginning = {enclosing_function(call) for call in program.all_calls(INIT)} - {None}
-    names = {function.name for function in beginning if function is not None}
+
+    for call in program.calls(source, *_BEGINNINGS):
+        if not is_dead(program, call) and not is_left_out(program, call):
+            return True
+
+    functions = {enclosing_function(call) for call in program.all_calls(INIT)} - {None}
+    names = {function.name for function in functions if function is not None}
     calls = [call for name in names for call in program.index(source).calls.get(name, ())]
-    return any(program.function_of(call) in beginning for call in calls)
+    return any(program.function_of(call) in functions for call in calls)
 
 
 def _is_for_one(program: Program, source: Source) -> bool:
-    is_named = _FOR_ONE.search(source.path.stem.lower()) is not None
-    return is_named or _spawns_one_process(program, source) or _is_started_alone(program, source)
+    """Whether its name says so, as `train_single_gpu.py` does, or it is only started so."""
+    if _FOR_ONE.search(source.path.stem.lower()):
+        return True
+
+    return _spawns_one_process(program, source) or _is_started_alone(program, source)
 
 
 def _spawns_one_process(program: Program, source: Source) -> bool:
@@ -105,10 +114,12 @@ def _spawns_one_process(program: Program, source: Source) -> bool:
     counts = [argument(call, 2, "nprocs") for call in _spawns(program, source)]
     notebooks = program.index(source).calls.get("notebook_launcher", ())
     counts += [argument(call, 2, "num_processes") for call in notebooks]
+
     return bool(counts) and all(ConstantValue(1) in program.values(count) for count in counts)
 
 
 def _spawns(program: Program, source: Source) -> list[ast.Call]:
+    """`mp.spawn(train, nprocs=8)`, `mp.start_processes(train)`"""
     calls = program.index(source).calls
     return [call for name in _SPAWNS for call in calls.get(name, ())]
 
@@ -123,9 +134,11 @@ _JOINS = re.compile(
 def _never_joins(program: Program, source: Source) -> bool:
     """Whether it is a program by itself, and neither it nor what it imports may join a group: as
     several processes it stops where it wraps its model."""
-    is_main = "__main__" in source.text and not any(importers(program, source))
-    files = with_imported(program, [source]) if is_main else ()
-    return is_main and not any(_matches(program, file, _JOINS) for file in files)
+    if "__main__" not in source.text or any(importers(program, source)):
+        return False
+
+    files = with_imported(program, [source])
+    return not any(_matches(program, file, _JOINS) for file in files)
 
 
 @cached_query
@@ -139,6 +152,7 @@ def is_of_ranks(program: Program, source: Source) -> bool:
     that imports it, directly or not, and that nothing else imports, is one."""
     if starts_ranks(program, source):
         return True
+
     with_ranks, without_ranks = _run_by_main_files(program)
     return source in with_ranks and source not in without_ranks
 
@@ -150,6 +164,7 @@ def _run_by_main_files(program: Program) -> tuple[set[Source], set[Source]]:
     main_files = [source for source in program.sources if _is_main_file(program, source)]
     starting = [source for source in main_files if starts_ranks(program, source)]
     plain = [source for source in main_files if not starts_ranks(program, source)]
+
     return run_by(program, starting), run_by(program, plain)
 
 
@@ -157,42 +172,52 @@ def _run_by_main_files(program: Program) -> tuple[set[Source], set[Source]]:
 def programs_of_ranks(program: Program) -> list[Source]:
     """The files that are started and may have several processes: they, or files that they import,
     start ranks. A file with code for `__main__` is one also where others import it."""
-    started = [
-        source
-        for source in program.sources
-        if not source.is_test and (_is_main_file(program, source) or "__main__" in source.text)
-    ]
-    return [
-        main_file
-        for main_file in started
-        if not _is_for_one(program, main_file) and _may_have_ranks(program, main_file)
-    ]
+    programs: list[Source] = []
+
+    for source in program.sources:
+        if source.is_test or not (_is_main_file(program, source) or "__main__" in source.text):
+            continue
+        if not _is_for_one(program, source) and _may_have_ranks(program, source):
+            programs.append(source)
+
+    return programs
 
 
 def _may_have_ranks(program: Program, main_file: Source) -> bool:
+    """Whether a framework starts its ranks, or a file that it runs does."""
     if framework(program, main_file) or _surely_has_ranks(program, main_file):
         return True
+
     return any(starts_ranks(program, file) for file in run_by(program, [main_file]))
 
 
 def _is_main_file(program: Program, source: Source) -> bool:
     """Whether only tests import it, or a script or a README starts it."""
-    users = importers(program, source)
-    is_started = bool(program.starts_of(source))
-    return not source.is_test and (is_started or all(user.is_test for user in users))
+    if source.is_test:
+        return False
+
+    return bool(program.starts_of(source)) or all(
+        user.is_test for user in importers(program, source)
+    )
 
 
 def run_by(program: Program, sources: list[Source]) -> set[Source]:
     """Files with all that they import, directly or through files that are not tests."""
     reached = set(sources)
     pending = list(sources)
+
     while pending:
         for imported in imported_sources(program, pending.pop()):
-            if imported not in reached:
-                reached.add(imported)
-                if not imported.is_test:
-                    pending.append(imported)
+            if imported in reached:
+                continue
+            reached.add(imported)
+            if not imported.is_test:
+                pending.append(imported)
+
     return reached
+
+
+# How scripts start them.
 
 
 _NODES = re.compile(
@@ -202,14 +227,12 @@ _NODES = re.compile(
 
 def has_several_nodes(program: Program, source: Source) -> bool:
     """Whether scripts start its program on several nodes, or a text of the file says so."""
-    launches = [
-        launch for file in connected(program, source) for launch in program.launches_of(file)
-    ]
-    counts = [
-        count for launch in launches for count in (least_nodes(launch), started_on_nodes(launch))
-    ]
-    nodes = max((count for count in counts if count is not None), default=0)
-    return nodes > 1 if nodes else _NODES.search(source.text) is not None
+    most = 0
+    for file in connected(program, source):
+        for launch in program.launches_of(file):
+            most = max(most, least_nodes(launch) or 0, started_on_nodes(launch) or 0)
+
+    return most > 1 if most else _NODES.search(source.text) is not None
 
 
 # Code that may start its ranks itself, or take their numbers from a scheduler.
@@ -217,6 +240,7 @@ _MAY_START_RANKS = re.compile(
     r"\bspawn\(|Process\(|start_processes|Popen|(?:check_)?call\(|subprocess\.run|submitit\.|launcher\(|\blaunch\("
 )
 _OF_SCHEDULERS = re.compile(r"SLURM_|OMPI_|MPI")
+
 # `args.rank, args.gpu, args.world_size = 0, 0, 1`, where no launcher has set the variables.
 _GOES_ALONE = re.compile(r"world_size\s*=(?:[^=\n]*,)?\s*1\s*$", re.MULTILINE)
 _SPAWNS = ("spawn", "start_processes")
@@ -228,6 +252,7 @@ def _is_started_alone(program: Program, source: Source) -> bool:
     started = program.starts_of(source)
     if not started:
         return False
+
     spawns = next(program.calls(source, _SPAWN), None) is not None
     files = connected(program, source)
 
@@ -238,23 +263,30 @@ def _is_started_alone(program: Program, source: Source) -> bool:
         any_matches(_OF_SCHEDULERS) or any(_starts_ranks(program, file) for file in files)
     )
     is_plain = not needs_launcher and not any_matches(_MAY_START_RANKS)
+
     return all(_is_of_one_process(launch, spawns, is_plain) for launch in started)
 
 
 @cached_query
 def _starts_ranks(program: Program, source: Source) -> bool:
     """Whether a file surely starts ranks, or cannot run without a launcher."""
-    starts = _spawns(program, source)
-    if any(is_always_run(program, call) for call in (*program.calls(source, INIT), *starts)):
+    starts = [*program.calls(source, INIT), *_spawns(program, source)]
+    if any(is_always_run(program, call) for call in starts):
         return True
-    return any(
-        isinstance(read.slice, ast.Constant)
-        and read.slice.value in _OF_LAUNCHERS
-        and isinstance(read.ctx, ast.Load)
-        and program.name_of(read.value) == "os.environ"
-        and not any(conditions(program, read))
-        for read in program.index(source).every(ast.Subscript)
-    )
+
+    for read in program.index(source).every(ast.Subscript):
+        if _is_launchers_variable(program, read) and not any(conditions(program, read)):
+            return True
+
+    return False
+
+
+def _is_launchers_variable(program: Program, read: ast.Subscript) -> bool:
+    """`os.environ["LOCAL_RANK"]`, where it is read: an error if no launcher has set it."""
+    if not isinstance(read.slice, ast.Constant) or read.slice.value not in _OF_LAUNCHERS:
+        return False
+
+    return isinstance(read.ctx, ast.Load) and program.name_of(read.value) == "os.environ"
 
 
 def programs_with_ranks(program: Program, source: Source) -> tuple[int, int]:
@@ -267,28 +299,32 @@ def programs_with_ranks(program: Program, source: Source) -> tuple[int, int]:
 
 @cached_query
 def _surely_has_ranks(program: Program, main_file: Source) -> bool:
+    """Whether it is started as several processes, or a file that it runs starts ranks."""
     if _is_for_one(program, main_file):
         return False
-    files = run_by(program, [main_file])
-    return _is_launched(program, main_file) or any(_starts_ranks(program, file) for file in files)
+    if _is_launched(program, main_file):
+        return True
+
+    return any(_starts_ranks(program, file) for file in run_by(program, [main_file]))
 
 
 @cached_query
 def _is_launched(program: Program, source: Source) -> bool:
     """Whether a script or a README starts it as several processes."""
-    return any(
-        launch.kind != PYTHON and not _is_of_one_process(launch, spawns=True, is_plain=False)
-        for launch in program.starts_of(source)
-    )
+    launches = [launch for launch in program.starts_of(source) if launch.kind != PYTHON]
+    return not all(_is_of_one_process(each, spawns=True, is_plain=False) for each in launches)
 
 
 @cached_query
 def _main_files_by_source(program: Program) -> dict[Source, list[Source]]:
+    """The main files that run each file."""
     main_files: dict[Source, list[Source]] = {source: [] for source in program.sources}
+
     for main_file in program.sources:
         if _is_main_file(program, main_file):
             for source in run_by(program, [main_file]):
                 main_files[source].append(main_file)
+
     return main_files
 
 
@@ -296,32 +332,44 @@ def is_always_run(program: Program, call: ast.Call) -> bool:
     """Whether no condition is around it, nor around some call of its function."""
     function = enclosing_function(call)
     callers = program.callers(function) if function is not None else []
-    is_called = not callers or any(_is_unconditional(program, caller) for caller in callers)
-    return is_called and _is_unconditional(program, call)
+    if callers and not any(_is_unconditional(program, caller) for caller in callers):
+        return False
+
+    return _is_unconditional(program, call)
 
 
 def _is_unconditional(program: Program, call: ast.Call) -> bool:
     """Whether no condition is around it in its function, but for `if __name__ == "__main__":`."""
-    tests = [test for test, _ in conditions(program, call)]
-    return not any("__name__" not in ast.unparse(test) for test in tests)
+    return all("__name__" in ast.unparse(test) for test, _ in conditions(program, call))
 
 
 def _is_of_one_process(launch: Launch, spawns: bool, is_plain: bool) -> bool:
-    """`spawns`: whether its file starts ranks; `is_plain`: whether nothing in its program does, or
-    needs a launcher."""
-    if launch.kind == PYTHON and _ONE_GPU.search(" ".join(word.text for word in launch.arguments)):
+    """Whether a launch starts one process; of `torchrun`, one on one node.
+
+    Examples for `python`: `python train.py --gpus 1`, `CUDA_VISIBLE_DEVICES=0 python train.py`.
+
+    `spawns`: whether its file starts ranks; `is_plain`: whether nothing in its program does, or
+    needs a launcher.
+    """
+    if launch.kind != PYTHON:
+        return processes_per_node(launch) == 1 and most_nodes(launch) == 1
+
+    if _ONE_GPU.search(" ".join(word.text for word in launch.arguments)):
         return True  # it is told so
+
     is_here = launch.srun is None and not launch.is_elsewhere and "RANK" not in launch.script.text
-    if launch.kind == PYTHON and is_here and is_plain:
+    if is_here and is_plain:
         return True
+
     visible = variable(launch, "CUDA_VISIBLE_DEVICES")
-    is_ranked = variable(launch, "RANK") is not None
-    if launch.kind == PYTHON and visible is not None and not is_ranked:
+    if visible is not None and variable(launch, "RANK") is None:
         return (visible.constant or "").isdecimal()
-    if launch.kind == PYTHON:
-        is_task = launch.srun is not None and not spawns
-        return is_task and tasks_per_node(launch) == 1 and started_on_nodes(launch) == 1
-    return processes_per_node(launch) == 1 and most_nodes(launch) == 1
+
+    is_task = launch.srun is not None and not spawns
+    return is_task and tasks_per_node(launch) == 1 and started_on_nodes(launch) == 1
+
+
+# Which files use torch.distributed at all.
 
 
 def _is_mocked(source: Source) -> bool:
@@ -341,35 +389,39 @@ def framework(program: Program, source: Source) -> str:
 
 
 def _is_framework(program: Program, binding: Binding, source: Source) -> bool:
+    """`import pytorch_lightning`, `from transformers import Trainer`"""
     root = binding.imported.partition(".")[0]
     if root in FRAMEWORKS:
         return program.module(root, source) is None  # a given file may have that name
+
     return binding.imported in _TRAINERS
 
 
 def _starting(program: Program) -> set[Source]:
     """Files with such a call, and files that call a function that makes one, directly or not."""
-    pending = [
-        call
-        for source in program.sources
-        if speaks_of_ranks(source)
-        for call in program.calls(source, *STARTS)
-    ]
+    speaking = [source for source in program.sources if speaks_of_ranks(source)]
+    pending = [call for source in speaking for call in program.calls(source, *STARTS)]
     sources = set()
     functions = set()
+
     while pending:
         call = pending.pop()
         sources.add(program.source_of(call))
+
         function = enclosing_function(call)
         if function is not None and function not in functions:
             functions.add(function)
             pending += program.callers(function)
+
     return sources
 
 
 def speaks_of_ranks(source: Source) -> bool:
     """Whether it contains a word that all distributed code has."""
     return any(word in source.text for word in _WORDS)
+
+
+# Which files belong together.
 
 
 _IMPORT = re.compile(
@@ -386,12 +438,15 @@ def projects(sources: Sequence[Source]) -> list[list[Source]]:
     everything = Files(sources)
     group = {source: {source} for source in sources}
     savers = _savers(sources)
+
     for source in sources:
         for related in (*_imported(everything, source), *_saving_for(source, savers)):
-            if group[related] is not group[source]:
-                smaller, larger = sorted((group[source], group[related]), key=len)
-                larger |= smaller
-                group.update(dict.fromkeys(smaller, larger))
+            if group[related] is group[source]:
+                continue
+            smaller, larger = sorted((group[source], group[related]), key=len)
+            larger |= smaller
+            group.update(dict.fromkeys(smaller, larger))
+
     number = {source: place for place, source in enumerate(sources)}
     groups = {id(members): members for members in group.values()}
     return [sorted(members, key=number.__getitem__) for members in groups.values()]
@@ -401,12 +456,17 @@ _CHECKPOINT = re.compile(r"[\w.-]+\.(?:pth?|ckpt|pkl|bin|tar)\b(?=[\"'])")
 
 
 def _savers(sources: Sequence[Source]) -> dict[tuple[str, str], list[Source]]:
-    """The files that save a checkpoint, by their folder and by how its name ends."""
+    """The files that save a checkpoint, by their folder and by how its name ends.
+
+    `best.pt` of `torch.save(state, folder + "best.pt")`.
+    """
     savers: dict[tuple[str, str], list[Source]] = defaultdict(list)
+
     for source in sources:
         if "torch.save(" in source.text:
             for name in set(_CHECKPOINT.findall(source.text)):
                 savers[source.folder, name].append(source)
+
     return savers
 
 
@@ -414,11 +474,13 @@ def _saving_for(source: Source, savers: dict[tuple[str, str], list[Source]]) -> 
     """The files beside it that save a checkpoint of the name that this one loads."""
     if "load_state_dict(" not in source.text:
         return []
+
     names = set(_CHECKPOINT.findall(source.text))
     return [saver for name in names for saver in savers.get((source.folder, name), ())]
 
 
 def _imported(everything: Files, source: Source) -> Iterator[Source]:
+    """The files that it imports, with the packages around them."""
     for name in set(_names(source.text)):
         while name:
             imported = everything.module(name, source)
@@ -433,6 +495,7 @@ def _names(text: str) -> Iterator[str]:
         if statement["modules"]:
             yield from _NAME.findall(statement["modules"])
             continue
+
         package = statement["package"]
         joint = "" if package.endswith(".") else "."
         yield package

@@ -36,6 +36,7 @@ def has_sharded_states(program: Program, call: ast.Call) -> bool:
     started with one, and the call is not for runs without it."""
     if any(_asks_for_type(test) for test, _ in conditions(program, call)):
         return False
+
     return _has_plugin(program, call) or _is_started_sharded(program, program.source_of(call))
 
 
@@ -45,37 +46,40 @@ def _asks_for_type(test: ast.expr) -> bool:
 
 
 def _has_plugin(program: Program, call: ast.Call) -> bool:
-    accelerators = program.made(owner_of(call), ACCELERATOR)
-    plugins = [
-        plugin
-        for accelerator in accelerators
-        for name in ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin")
-        for plugin in written_values(program, argument(accelerator.call, None, name))
-    ]
-    return any(
-        isinstance(plugin, ast.Call)
-        and program.name_of(plugin.func) in _PLUGINS
-        and is_always_run(program, plugin)
-        for plugin in plugins
-    )
+    """`accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())`"""
+    for accelerator in program.made(owner_of(call), ACCELERATOR):
+        for name in ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin"):
+            for plugin in written_values(program, argument(accelerator.call, None, name)):
+                if _is_sharding_plugin(program, plugin):
+                    return True
+
+    return False
+
+
+def _is_sharding_plugin(program: Program, plugin: ast.expr) -> bool:
+    """Whether it surely is one: no condition is around the call that makes it."""
+    if not isinstance(plugin, ast.Call) or program.name_of(plugin.func) not in _PLUGINS:
+        return False
+
+    return is_always_run(program, plugin)
 
 
 @cached_query
 def _is_started_sharded(program: Program, source: Source) -> bool:
     """Whether a script starts it, or a file that imports it, with FSDP or DeepSpeed."""
-    starts = [
-        (file, launch)
-        for file in connected(program, source)
-        for launch in program.starts_of(file)
-        if launch.kind == ACCELERATE
-    ]
-    return any(
-        _starts_sharded(launch) and source in with_imported(program, [file])
-        for file, launch in starts
-    )
+    for file in connected(program, source):
+        is_sharded = any(map(_starts_sharded, program.starts_of(file)))
+        if is_sharded and source in with_imported(program, [file]):
+            return True
+
+    return False
 
 
 def _starts_sharded(launch: Launch) -> bool:
-    is_by_flag = not _SHARDING_FLAGS.isdisjoint(launch.flags)
-    config = launch.config
-    return is_by_flag or (config is not None and bool(_SHARDING_SETTING.search(config.text)))
+    """`accelerate launch --use-fsdp train.py`, or with a configuration that says so."""
+    if launch.kind != ACCELERATE:
+        return False
+    if not _SHARDING_FLAGS.isdisjoint(launch.flags):
+        return True
+
+    return launch.config is not None and bool(_SHARDING_SETTING.search(launch.config.text))

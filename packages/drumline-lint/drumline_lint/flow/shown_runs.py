@@ -40,38 +40,47 @@ class ShownRun:
     @property
     def settings(self) -> list[Path]:
         """The YAML files that it names, below the script's folder or one above."""
-        documents = self.launch.script.outermost.documents
-        names = [
-            value for value in self.options.values() if value and value.endswith((".yaml", ".yml"))
-        ]
-        folders = self.launch.script.outermost.path.parents
-        paths = [folder / name for name in names for folder in folders]
-        return [path for path in paths if path in documents]
+        script = self.launch.script.outermost
+        values = [value for value in self.options.values() if value]
+        names = [value for value in values if value.endswith((".yaml", ".yml"))]
+
+        paths = [folder / name for name in names for folder in script.path.parents]
+        return [path for path in paths if path in script.documents]
 
 
 @cached_query
 def shown_runs(program: Program, source: Source) -> list[ShownRun]:
     """The launches of all programs that run a file."""
     runs: dict[object, ShownRun] = {}
+
     for file in connected(program, source):
         launches = program.starts_of(file)
-        if launches and source in with_imported(program, [file]):
-            for launch in launches:
-                run = _read(launch)
-                key = (tuple(run.options.items()), run.is_open, tuple(run.settings))
-                runs.setdefault(key, run)
+        if not launches or source not in with_imported(program, [file]):
+            continue
+
+        for launch in launches:
+            run = _read(launch)
+            options = tuple(run.options.items())
+            runs.setdefault((options, run.is_open, tuple(run.settings)), run)
+
     return list(runs.values())
 
 
 def _read(launch: Launch) -> ShownRun:
-    """`train.py --epochs 3 --amp model.depth=2 $MORE`"""
+    """What a launch gives the options.
+
+    Of `train.py --epochs 3 --amp model.depth=2 $MORE` these are `epochs`: 3, `amp` without a value
+    and `depth`: 2; and `$MORE` may hold others.
+    """
     options: dict[str, str | None] = {}
     is_open = False
-    last = ""
+    last = ""  # the flag before a word
+
     for word in launch.arguments:
         text = launch.script.substituted(word.text)
         flag = _FLAG.fullmatch(text)
         setting = _KEY.fullmatch(text)
+
         if flag:
             last = flag[1].replace("-", "_")
             options[last] = flag[2]
@@ -81,6 +90,7 @@ def _read(launch: Launch) -> ShownRun:
             options[setting[1]] = setting[2]
         elif text.startswith("$") and text not in _PASSED_ON:
             is_open = True
+
     return ShownRun(launch, options, is_open)
 
 
@@ -91,20 +101,21 @@ def is_shown(program: Program, source: Source) -> bool:
 
 def programs_not_shown(program: Program, source: Source) -> list[Source]:
     """The programs that run a file, none of which is shown."""
-    return [
-        file
-        for file in program.sources
-        if file in _not_shown(program)
-        and _is_program(program, file)
-        and source in with_imported(program, [file])
-    ]
+    hidden = [file for file in program.sources if file in _not_shown(program)]
+    programs = [file for file in hidden if _is_program(program, file)]
+    return [file for file in programs if source in with_imported(program, [file])]
 
 
 @cached_query
 def _not_shown(program: Program) -> set[Source]:
+    """The files that only programs run which no script, no text and no documentation starts.
+
+    Empty where no launch of training is shown: then nothing is known about the others.
+    """
     started = {source for source in program.sources if program.starts_of(source)}
     if not any(_is_training(program, source) for source in started):
         return set()
+
     shown = started | {source for source in program.sources if _is_named(program, source)}
     programs = [source for source in program.sources if _is_program(program, source)]
     hidden = [source for source in programs if source not in shown]
@@ -112,15 +123,18 @@ def _not_shown(program: Program) -> set[Source]:
 
 
 def _is_training(program: Program, source: Source) -> bool:
-    files = with_imported(program, [source])
-    is_other = _OTHER_WORK.search(source.path.stem.lower()) is not None
-    return not is_other and any(_TRAINS.search(file.text) for file in files)
+    """Whether a program trains, by its code, and does not say otherwise, as `evaluate.py` does."""
+    if _OTHER_WORK.search(source.path.stem.lower()):
+        return False
+
+    return any(_TRAINS.search(file.text) for file in with_imported(program, [source]))
 
 
 def _is_named(program: Program, source: Source) -> bool:
     """By a text of the repository, or as a program in its own documentation."""
     if source.is_notebook or is_mentioned(source.path, program.mentioned):
         return True
+
     pattern = _STARTED_IN_TEXT.format(re.escape(source.path.stem))
     return re.search(pattern, source.text) is not None
 
@@ -130,5 +144,6 @@ def _is_program(program: Program, source: Source) -> bool:
     line and nothing imports it."""
     if source.is_test:
         return False
+
     reads_words = "parse_args" in source.text or "sys.argv" in source.text
     return "__main__" in source.text or (reads_words and not importers(program, source))

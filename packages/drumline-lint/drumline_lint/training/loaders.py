@@ -298,8 +298,5 @@ def _is_divided(program: Program, origins: list[ast.expr]) -> bool:
     if any(is_stripe(program, origin) for origin in origins):
         return True
 
-    for origin in origins:
-        if any(is_divided_loader(program, loader) for loader in loaders(program, origin)):
-            return True
-
-    return False
+    feeding = (loader for origin in origins for loader in loaders(program, origin))
+    return any(is_divided_loader(program, loader) for loader in feeding)

@@ -16,7 +16,7 @@ from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.tree import ancestors, called_name, enclosing_function, last_name
-from drumline_lint.program.value import CallResult, ConstantValue, Rank
+from drumline_lint.program.value import ConstantValue, Rank
 from drumline_lint.reading.source import Source
 
 # Which argument is written, and which is the path, by position and name.
@@ -51,72 +51,76 @@ _MEMORY_WORDS = ("buf", "buffer", "stream", "bytes_io", "bio")
 
 @dataclass(frozen=True)
 class Save:
-    """One call that writes."""
+    """One call that writes: `torch.save(model.state_dict(), "model.pt")`."""
 
     call: ast.Call
     what: ast.expr | None
+    """`model.state_dict()`"""
     path: ast.expr | None
+    """`"model.pt"`"""
 
 
 @cached_query
 def saves(program: Program, source: Source) -> list[Save]:
     """All that a file writes with the functions of libraries."""
-    every = [] if framework(program, source) else list(_of_pretrained(program, source))
-    return [*_of_writers(program, source), *every]
+    of_pretrained = [] if framework(program, source) else list(_of_pretrained(program, source))
+    return [*_of_writers(program, source), *of_pretrained]
 
 
 def _of_writers(program: Program, source: Source) -> Iterator[Save]:
+    """What functions write to a file of this machine, if their arguments are all written out."""
     for call in program.calls(source, *_WRITERS):
-        content_position, name, path_at, path_name = _WRITERS[program.name_of(call.func)]
-        save = Save(
-            call, argument(call, content_position, name), argument(call, path_at, path_name)
-        )
-        if not is_in_memory(program, save.path) and not has_unknown_arguments(call):
-            yield save
+        content_at, content_name, path_at, path_name = _WRITERS[program.name_of(call.func)]
+        content = argument(call, content_at, content_name)
+        path = argument(call, path_at, path_name)
+
+        if not is_in_memory(program, path) and not has_unknown_arguments(call):
+            yield Save(call, content, path)
 
 
 def _of_pretrained(program: Program, source: Source) -> Iterator[Save]:
     """`model.save_pretrained(folder)`, unless an argument names the main process; and the same of
     a dataset."""
     calls = program.index(source).calls
+
     for call in (*calls.get("save_pretrained", ()), *calls.get("save_to_disk", ())):
+        if not isinstance(call.func, ast.Attribute) or program.function_of(call) is not None:
+            continue
+
         keywords = {keyword.arg for keyword in call.keywords}
-        is_own = program.function_of(call) is not None
-        if (
-            isinstance(call.func, ast.Attribute)
-            and not is_own
-            and not keywords & {"is_main_process", None}
-        ):
-            yield Save(
-                call,
-                call.func.value,
-                argument(call, 0, "save_directory") or argument(call, 0, "dataset_path"),
-            )
+        if not keywords & {"is_main_process", None}:
+            folder = argument(call, 0, "save_directory") or argument(call, 0, "dataset_path")
+            yield Save(call, call.func.value, folder)
+
+
+# Whose path it is.
 
 
 def is_in_memory(program: Program, path: ast.expr | None) -> bool:
-    """Whether it is no path, but bytes that are held by this process."""
+    """Whether it is no path, but bytes that are held by this process: `io.BytesIO()`, `buffer`."""
     for part in parts(program, path):
-        if any(
-            isinstance(value, CallResult) and value.name in _IN_MEMORY
-            for value in program.values(part)
-        ):
+        if program.made(part, *_IN_MEMORY) or last_name(part).lower() in _MEMORY_WORDS:
             return True
-        if last_name(part).lower() in _MEMORY_WORDS:
-            return True
+
     return False
 
 
 def is_own(program: Program, path: ast.expr | None) -> bool:
-    """Whether each rank has a path of its own: with its rank or one of its samples in it, or made
-    up each time; or a lock lets one after the other."""
-    return _is_locked(path) or any(
-        _is_unique(program, part)
-        or _kinds(program, part)
-        or _is_of_host(program, part)
-        or _ITEM.search(last_name(part).lower())
-        for part in parts(program, path)
-    )
+    """Whether each rank has a path of its own, or a lock lets one after the other.
+
+    Its rank or one of its samples is in it, or it is made up each time: `f"{rank}.pt"`,
+    `folder / f"batch_{batch_idx}.pt"`, `tempfile.mkdtemp()`.
+    """
+    if _is_locked(path):
+        return True
+
+    for part in parts(program, path):
+        if _is_unique(program, part) or _kinds(program, part):
+            return True
+        if _is_of_host(program, part) or _ITEM.search(last_name(part).lower()):
+            return True
+
+    return False
 
 
 def _is_locked(path: ast.expr | None) -> bool:
@@ -130,45 +134,58 @@ def _is_locked(path: ast.expr | None) -> bool:
 def is_own_of_node(program: Program, path: ast.expr | None) -> bool:
     """Whether each node has a path of its own: with its name or rank in it, or on a disk that no
     other sees."""
-    return any(
-        _is_unique(program, part)
-        or _kinds(program, part) - {"local"}
-        or _is_of_host(program, part)
-        or _is_local(program, part)
-        for part in parts(program, path)
-    )
+    for part in parts(program, path):
+        if _is_unique(program, part) or _kinds(program, part) - {"local"}:
+            return True
+        if _is_of_host(program, part) or _is_local(program, part):
+            return True
+
+    return False
 
 
 def _kinds(program: Program, part: ast.expr) -> set[str]:
+    """The kinds of ranks that it may be: `{"local"}` of `local_rank`."""
     return {value.kind for value in program.values(part) if isinstance(value, Rank)}
 
 
 def _is_unique(program: Program, part: ast.expr) -> bool:
-    return isinstance(part, ast.Call) and program.name_of(part.func).startswith(
-        (*_UNIQUE, DISTRIBUTED_SAMPLER)
-    )
+    """Whether it is made up each time, as by `uuid.uuid4()`, or is a rank's part of the data."""
+    if not isinstance(part, ast.Call):
+        return False
+
+    return program.name_of(part.func).startswith((*_UNIQUE, DISTRIBUTED_SAMPLER))
 
 
 def _is_of_host(program: Program, part: ast.expr) -> bool:
+    """Whether it is the name of this machine: `socket.gethostname()`, `args.hostname`."""
     if isinstance(part, ast.Call) and program.name_of(part.func) in _OF_HOST:
         return True
+
     return any(word in _word(part) for word in _HOST_WORDS)
 
 
 def _is_local(program: Program, part: ast.expr) -> bool:
-    constants = [value.value for value in program.values(part) if isinstance(value, ConstantValue)]
-    if any(
-        isinstance(constant, str) and constant.startswith(_LOCAL_FOLDERS) for constant in constants
-    ):
-        return True
+    """Whether it is a folder that each machine has: `"/tmp/cache"`, `args.scratch`."""
+    for value in program.values(part):
+        constant = value.value if isinstance(value, ConstantValue) else None
+        if isinstance(constant, str) and constant.startswith(_LOCAL_FOLDERS):
+            return True
+
     return any(word in _word(part) for word in _LOCAL_WORDS)
 
 
 def _word(part: ast.expr) -> str:
-    """The name of it, or of the variable of the environment that it is."""
+    """The name of it, or of the variable of the environment that it is.
+
+    `scratch` of `args.scratch`, and `slurm_tmpdir` of `os.environ["SLURM_TMPDIR"]`.
+    """
     if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isupper():
         return part.value.lower()
+
     return last_name(part).lower()
+
+
+# What it costs that all ranks write.
 
 
 def severity_of_race(program: Program, call: ast.Call) -> Severity | None:
@@ -176,10 +193,12 @@ def severity_of_race(program: Program, call: ast.Call) -> Severity | None:
     what is prepared once, which is often there before ranks start, and for settings and tools."""
     if not is_on_every_rank(program, call):
         return None
+
     function = enclosing_function(call)
     name = "" if function is None else function.name.lower()
     stem = program.source_of(call).path.stem.lower()
     is_mild = any(word in name or word in stem for word in _PREPARING)
+
     return Severity.NOTE if is_mild or _is_of_settings(call) else Severity.WARNING
 
 
@@ -187,4 +206,5 @@ def _is_of_settings(call: ast.Call) -> bool:
     """`pickle.dump(vars(args), file)`, `open("config.json", "w")`"""
     if called_name(call) not in ("open", "dump"):
         return False
+
     return _SETTINGS.search(ast.unparse(call).lower()) is not None
