@@ -308,8 +308,9 @@ def _names_of_callers(program: Program) -> dict[str, set[str]]:
 
 def _name_around(scope: ScopeNode) -> str:
     """The name of the enclosing function, or of the class for `__init__`."""
-    is_function = isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef))
-    function = scope if is_function else enclosing_function(scope)
+    function = enclosing_function(scope)
+    if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        function = scope
     if function is None:
         return ""
 
