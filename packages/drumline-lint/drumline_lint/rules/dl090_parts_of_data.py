@@ -9,16 +9,18 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.distributed import framework, has_several_nodes, is_of_ranks
+from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.flow.some_ranks import is_within
 from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import any_text_near
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
-from drumline_lint.program.origins import constants, is_rank, parts
+from drumline_lint.program.origins import constants, is_rank, parts, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     Loop,
     called_name,
+    dotted,
     enclosing_function,
     last_name,
     nodes_in,
@@ -32,6 +34,8 @@ RULE = rule("DL090")
 
 # Code that makes parts equally long, or asks how long the shortest is.
 _EVENS = re.compile(r"%|//|\bmin\(|ceil|pad|cycle|repeat|trunc|all_reduce|all_gather")
+# What texts are called that get a number: the order of numbers in a set is the same everywhere.
+_OF_TEXTS = re.compile(r"name|word|char|^ch$|token|text|tag|intent|letter|species|phoneme")
 _BOUNDED = ("zip", "islice", "cycle", "range", "repeat")
 _NUMBERED = ("i", "idx", "index", "id", "number", "step")
 
@@ -51,6 +55,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
     yield from _by_node(program, source)
     yield from _by_hash(program, source)
+    yield from _by_order_of_set(program, source)
 
     calls = list(program.calls(source, LOADER))
     trained = training_loops(program) if calls else {}
@@ -197,6 +202,47 @@ def _chooses_rank(program: Program, call: ast.Call) -> bool:
 
     sides = (comparison.left, *comparison.comparators)
     return any(is_rank(program, side) for side in sides)
+
+
+def _by_order_of_set(program: Program, source: Source) -> Iterator[Finding]:
+    """Numbers that texts get in the order of a set, which follows their hashes.
+
+    For example:
+
+        names = {row["label"] for row in rows}
+        numbers = {name: number for number, name in enumerate(names)}
+    """
+    if any_text_near(program, source, "PYTHONHASHSEED", "broadcast"):
+        return
+
+    for mapping in program.index(source).every(ast.DictComp):
+        numbering = mapping.generators[0].iter
+        if not isinstance(numbering, ast.Call) or called_name(numbering) != "enumerate":
+            continue
+
+        items = written_values(program, numbering.args[0]) if numbering.args else []
+        is_numbered = isinstance(mapping.key, ast.Name) and isinstance(mapping.value, ast.Name)
+        if not is_numbered or not items or not all(map(_is_set, items)):
+            continue
+
+        if is_on_every_rank(program, mapping):
+            message = (
+                f"{source.code(numbering)} numbers a set: texts have another order in every process, "
+                "so the same label has another number on each rank"
+            )
+            is_sure = _OF_TEXTS.search(last_name(mapping.key).lower()) is not None
+            severity = None if is_sure and is_of_ranks(program, source) else Severity.NOTE
+            fix = "number sorted(...) of it"
+            yield RULE.at(source, numbering, message, fix=fix, severity=severity)
+
+
+def _is_set(items: ast.expr) -> bool:
+    """`{row["label"] for row in rows}`, `set(labels)` and `list(set(labels))`."""
+    if isinstance(items, ast.Call) and called_name(items) in ("list", "tuple") and items.args:
+        items = items.args[0]
+
+    is_call = isinstance(items, ast.Call) and dotted(items.func) == "set"
+    return is_call or isinstance(items, ast.SetComp)
 
 
 # Samplers
