@@ -57,6 +57,8 @@ _COUNT = "gradient_accumulation_steps"
 # Not of one micro-batch.
 _ACCUMULATED = re.compile(r"""["']gradient_accumulation_steps["']\]?\s*[:=]\s*(?!1\b)\w""")
 
+_STEPS_IN_JSON = re.compile(r'"gradient_accumulation_steps"\s*:\s*(\d+)')
+
 _PREPARING = ("prepare", "prepare_data_loader", "setup_dataloaders", "_setup_dataloader")
 # What makes the model ready, and what must then be called instead of loss.backward().
 _BACKWARD = {
@@ -195,7 +197,8 @@ def _steps_of_engine(
     passes = [call for call in calls if is_method(call, "backward")]
     is_of_engine = all(call.args for call in passes)
     is_every = not any(every_nth(program, call, loop) for call in passes)
-    is_accumulated = is_every and _ACCUMULATED.search(source.text) is not None
+    is_set = _ACCUMULATED.search(source.text) is not None or _is_set_by_launch(program, source)
+    is_accumulated = is_every and is_set
 
     for call in calls:
         if is_of_engine and dotted(call.func) in steps[1:2]:
@@ -215,6 +218,14 @@ def _steps_of_engine(
             is_one = _accumulated_counts(program, source) == {1}
             severity = Severity.NOTE if is_one else Severity.WARNING
             yield RULE.at(source, call, message, fix=fix, severity=severity)
+
+
+def _is_set_by_launch(program: Program, source: Source) -> bool:
+    """Whether every launch that is shown names a JSON with `"gradient_accumulation_steps": 4`, or
+    another number above 1."""
+    configs = [launch.deepspeed_config for launch in program.starts_of(source)]
+    counts = [_STEPS_IN_JSON.findall(config.text) if config else [] for config in configs]
+    return bool(counts) and all(numbers and set(numbers) != {"1"} for numbers in counts)
 
 
 def _accumulated_counts(program: Program, source: Source) -> set[object]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, Severity, rule
+from drumline_lint.program.program import Program
 from drumline_lint.reading.allocation import (
     accelerate_machines,
     allocated_gpus,
@@ -18,6 +19,7 @@ from drumline_lint.reading.launchers import ACCELERATE, DEEPSPEED, PYTHON, Launc
 from drumline_lint.reading.rendezvous import most_nodes, nodes_flag, variable
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.shell_parser import Word
+from drumline_lint.reading.source import Source
 
 RULE = rule("DL114")
 
@@ -28,6 +30,18 @@ _BATCH_SIZE = re.compile(
 )
 _COUNTS = ("nproc-per-node", "num-processes", "num-gpus")
 _MULTIPLY = "multiply it by the number of machines"
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """What a README starts, with a settings file whose numbers do not fit.
+
+    For example:
+
+        deepspeed --num_gpus 8 train.py --deepspeed_config ds_config.json
+    """
+    for launch in program.starts_of(source):
+        if launch.script.outermost.is_readme:
+            yield from _batch_sizes(launch)
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
