@@ -1,4 +1,4 @@
-"""DL062: ranks read a file that rank 0 may still be writing.
+"""DL062: ranks read a file that rank 0 may still be writing, or that is only on its node.
 
 Calls write, prepare, read and wait by their names. Between a branch of rank 0 that writes a file
 and a call of all ranks that reads it, there must be one that waits.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from drumline_lint.findings import Finding, Severity, rule
 from drumline_lint.flow.collectives import collectives_in
@@ -16,9 +16,15 @@ from drumline_lint.flow.conditions import rank_tests, rank_tests_at, rest_of_blo
 from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import is_single_process
 from drumline_lint.flow.loops import loop_around
+from drumline_lint.flow.option_values import option_of
+from drumline_lint.flow.shown_runs import ShownRun, shown_runs
 from drumline_lint.program.calls import argument
+from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import ancestors, called_name, nodes_in
+from drumline_lint.reading.allocation import started_on_nodes
+from drumline_lint.reading.launchers import PYTHON, Launch
+from drumline_lint.reading.rendezvous import least_nodes
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL062")
@@ -29,6 +35,12 @@ _READING = re.compile(
     r"(?<!down)(?<!up)load|open|read|from_file|from_pretrained|from_disk|loadtxt|memmap"
 )
 _WAITING = re.compile(r"barrier|wait|sync|broadcast|gather|reduce|backward")
+
+# What fills a folder, and classes that read one.
+_FILLING = re.compile(r"extract|unpack|untar|unzip|copy|download|rsync|urlretrieve")
+_MADE = re.compile(r"^[A-Z]\w*(?:Data|Set|Folder|Files)|(?:[Dd]ataset|[Ff]older)s?$")
+_OF_NODE = re.compile(r"/(?:tmp|dev/shm|lscratch|local[-_]?(?:scratch|ssd|disk|nvme)?)(?:/|$)")
+_OF_ENVIRONMENT = re.compile(r"SLURM_TMPDIR|gettempdir\(\)")
 
 # What an argument is called that is a path, and one that is not written by this program.
 _OF_FILES = re.compile(
@@ -48,6 +60,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         state = torch.load(path)
     """
     for branch in program.index(source).every(ast.If):
+        yield from _on_one_node(program, source, branch)
         if not _prepares(branch):
             continue
 
@@ -145,6 +158,95 @@ def _read_too_early(program: Program, source: Source, branch: ast.If) -> Iterato
             )
             severity = None if is_of_ranks(program, source) else Severity.NOTE
             yield RULE.at(source, call, message, severity=severity)
+
+
+# A disk of each node
+
+
+def _on_one_node(program: Program, source: Source, branch: ast.If) -> Iterator[Finding]:
+    """Data that rank 0 of all ranks puts on the disk of its node, where a script starts several
+    nodes, whose ranks all read it.
+
+    For `srun torchrun --nnodes=4 train.py --scratch /local_scratch/$SLURM_JOB_ID`:
+
+        if rank == 0:
+            unpack(args.scratch)
+        dist.barrier()
+        dataset = Tiles(args.scratch)
+    """
+    tests = rank_tests(program, branch.test)
+    is_for_first = any(test.is_main and test.kind == "global" for test in tests)
+    filling = [call for call in nodes_in(branch, ast.Call) if _fills_folder(program, call)]
+    if not is_for_first or branch.orelse or not filling:
+        return
+
+    runs = [run for run in shown_runs(program, source) if _is_on_several_nodes(run.launch)]
+    read = _texts_read_after(program, branch) if runs else set()
+    for call in filling:
+        arguments = [part for part in _arguments(call) if ast.unparse(part) in read]
+        if any(_is_of_node(program, part, runs) for part in arguments):
+            message = (
+                f"only rank 0 of all nodes comes to {source.code(call.func)}, and each node has a disk "
+                "of its own there: the ranks of the others find nothing"
+            )
+            fix = "let local rank 0 of each node do it"
+            yield RULE.at(source, call, message, fix=fix)
+
+
+def _is_on_several_nodes(launch: Launch) -> bool:
+    """`torchrun --nnodes=4 train.py`, `srun --nodes=4 python train.py`"""
+    expected = least_nodes(launch) if launch.kind != PYTHON else None
+    started = started_on_nodes(launch) if launch.srun is not None else None
+    return max(expected or 1, started or 1) > 1
+
+
+def _fills_folder(program: Program, call: ast.Call) -> bool:
+    """`archive.extractall(folder)`, `shutil.copytree(source, folder)`, by their names, or a function
+    that does it."""
+    function = program.function_of(call)
+    inner = [] if function is None else nodes_in(function, ast.Call)
+    return any(_FILLING.search(called_name(part).lower()) for part in (call, *inner))
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def _is_of_node(program: Program, path: ast.expr, runs: Sequence[ShownRun]) -> bool:
+    """Whether it is below a folder that each node has for itself: by its beginning in the code or in
+    the option of a launch, or by Slurm's variable."""
+    if isinstance(path, ast.Constant) or _OF_ENVIRONMENT.search(ast.unparse(path)):
+        written = [path]
+    else:
+        written = [*parts(program, path)]
+
+    for part in written:
+        value = part.value if isinstance(part, ast.Constant) else None
+        if isinstance(value, str) and _OF_NODE.match(value):
+            return True
+        if _OF_ENVIRONMENT.search(ast.unparse(part)):
+            return True
+
+        option = option_of(part)
+        if option and any(_OF_NODE.match(run.options.get(option) or "") for run in runs):
+            return True
+    return False
+
+
+def _texts_read_after(program: Program, branch: ast.If) -> set[str]:
+    """The arguments of what all ranks make or read after it, in its block."""
+    texts: set[str] = set()
+    for statement in rest_of_block(branch):
+        for call in nodes_in(statement, ast.Call):
+            name = called_name(call)
+            is_read = _READING.search(name.lower()) or _MADE.search(name)
+            if (
+                is_read
+                and not _WRITING.search(name.lower())
+                and not any(rank_tests_at(program, call))
+            ):
+                texts |= {ast.unparse(part) for part in _arguments(call)}
+    return texts
 
 
 # What is written, and what is read
