@@ -28,6 +28,11 @@ _OTHER_BATCH = re.compile("batch|accum|parallel")
 _BATCH_SIZE = re.compile(
     r'"(train_batch_size|train_micro_batch_size_per_gpu|gradient_accumulation_steps)"\s*:\s*(\d+)'
 )
+_GPUS_IN_COMMENT = re.compile(
+    r"^[ \t]*#(?!SBATCH)[^\n]*?\b(\d{1,2})[ -](?:\w+ )?GPUs?"
+    r" (?:each|(?:per|(?:on|in) (?:each|every|a)) (?:node|machine|host|instance|server))\b",
+    re.MULTILINE | re.IGNORECASE,
+)
 _COUNTS = ("nproc-per-node", "num-processes", "num-gpus")
 _MULTIPLY = "multiply it by the number of machines"
 
@@ -99,7 +104,8 @@ def _total_of_one_machine(script: Script, launch: Launch) -> Finding | None:
 
     value = launch.value("num-processes") or ""
     is_less = value.isdigit() and int(value) < machines
-    if not is_less and "PER_" not in total.value.variable and value != str(gpus_per_node(launch)):
+    is_of_one = "PER_" in total.value.variable or value == str(_gpus_of_machine(launch))
+    if not is_less and not is_of_one:
         return None
 
     message = (
@@ -117,11 +123,23 @@ def _configured_total(launch: Launch, machines: int) -> Finding | None:
         num_processes: 4
     """
     total = launch.configured("num-processes")
-    if total is None or launch.config is None or total.text != str(gpus_per_node(launch)):
+    if total is None or launch.config is None or total.text != str(_gpus_of_machine(launch)):
         return None
 
     message = f"num_processes is the total of {machines} machines, and each has {total.text} GPUs"
     return RULE.at(launch.config, total, message, fix=_MULTIPLY, severity=Severity.WARNING)
+
+
+def _gpus_of_machine(launch: Launch) -> int | None:
+    """How many GPUs a machine has: by the launch, or by what a comment of the script says.
+
+    For example:
+
+        # two machines with 8 GPUs each
+    """
+    counts = set(_GPUS_IN_COMMENT.findall(launch.script.outermost.text))
+    said = int(counts.pop()) if len(counts) == 1 else None
+    return gpus_per_node(launch) or said
 
 
 def _batch_sizes(launch: Launch) -> Iterator[Finding]:
