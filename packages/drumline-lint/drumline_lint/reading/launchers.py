@@ -179,6 +179,8 @@ _WITH_OPTIONS = {
     *_ELSEWHERE,
     *"apptainer conda enroot micromamba numactl pixi poetry singularity taskset timeout uv".split(),
 }
+# Options of a shell that reads its commands from its input.
+_READS_INPUT = {"-s", "-e", "-l", "-x", "-se", "-ex", "--"}
 _SHELLS = {"bash", "sh", "zsh", "dash"}
 # `python3.11`; `$PYTHON`, `${MY_PYTHON_BIN}`.
 _PYTHON_NAME = re.compile(r"python[0-9.]*")
@@ -372,6 +374,9 @@ def _in_program(script: Script, words: Sequence[Word], around: Launch) -> Iterat
     """A command that begins with a shell, a script or a launcher."""
     is_shell = _base(words[0]) in _SHELLS
     file = _file_of(script, words[1] if is_shell and words[1:] else words[0])
+
+    if is_shell and file is None and all(word.plain in _READS_INPUT for word in words[1:]):
+        file = script.input_of(around.command)
 
     if file is not None:
         yield from _in_file(script, file, around)

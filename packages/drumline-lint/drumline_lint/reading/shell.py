@@ -57,6 +57,18 @@ _WRITTEN = re.compile(
     r"(?P<code_last>.*?\n)[ \t]*(?P=end_first)[ \t\r]*$",
     re.DOTALL | re.MULTILINE,
 )
+# `start() { cat <<'END' ... END }`, and behind it `start > run.sh`.
+_PRINTED = re.compile(
+    r"^[ \t]*(?:function[ \t]+)?(?P<name>\w+)[ \t]*\(\)\s*\{\s*cat[ \t]*<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)"
+    r"(?P=quote)[ \t]*\n(?P<code>.*?\n)[ \t]*(?P=end)[ \t\r]*\n\s*\}.*?"
+    r"^[ \t]*(?P=name)[ \t]*>[ \t]*(?P<file>\S+)",
+    re.DOTALL | re.MULTILINE,
+)
+# Behind a command, what it gets as its input: `ssh gpu1 bash -s <<'END'`.
+_INPUT = re.compile(
+    r"[ \t]*<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[^\n]*\n(?P<code>.*?\n)[ \t]*(?P=end)[ \t\r]*$",
+    re.DOTALL | re.MULTILINE,
+)
 _LONGEST_VALUE = 4000
 _DEEPEST = 8
 
@@ -101,7 +113,7 @@ TextRange: TypeAlias = Word | Assignment
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A script that another writes by a here-document."""
+    """A script that another writes by a here-document, to a file or to a shell."""
 
     start: int
     end: int
@@ -223,7 +235,16 @@ class Script:
             quote = written["quote"] or written["quote_first"]
             files[name] = WrittenFile(*written.span(f"code{suffix}"), bool(quote))
 
+        for printed in _PRINTED.finditer(self.text):
+            name = printed["file"].replace('"', "").removeprefix("./")
+            files[name] = WrittenFile(*printed.span("code"), bool(printed["quote"]))
+
         return files
+
+    def input_of(self, command: Command) -> WrittenFile | None:
+        """The here-document that a command reads: `ssh gpu1 bash -s <<'END'`."""
+        text = _INPUT.match(self.text, command.end)
+        return WrittenFile(*text.span("code"), bool(text["quote"])) if text else None
 
     @cached_property
     def assignments(self) -> list[Assignment]:
