@@ -57,13 +57,13 @@ _WRITTEN = re.compile(
     r"(?P<code_last>.*?\n)[ \t]*(?P=end_first)[ \t\r]*$",
     re.DOTALL | re.MULTILINE,
 )
-# `start() { cat <<'END' ... END }`, and behind it `start > run.sh`.
+# `start() { cat <<'END' ... END }`, and `start > run.sh`.
 _PRINTED = re.compile(
     r"^[ \t]*(?:function[ \t]+)?(?P<name>\w+)[ \t]*\(\)\s*\{\s*cat[ \t]*<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)"
-    r"(?P=quote)[ \t]*\n(?P<code>.*?\n)[ \t]*(?P=end)[ \t\r]*\n\s*\}.*?"
-    r"^[ \t]*(?P=name)[ \t]*>[ \t]*(?P<file>\S+)",
+    r"(?P=quote)[ \t]*\n(?P<code>.*?\n)[ \t]*(?P=end)[ \t\r]*$",
     re.DOTALL | re.MULTILINE,
 )
+_PRINTS_TO = re.compile(r"^[ \t]*(\w+)[ \t]*>[ \t]*(\S+)", re.MULTILINE)
 # Behind a command, what it gets as its input: `ssh gpu1 bash -s <<'END'`.
 _INPUT = re.compile(
     r"[ \t]*<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[^\n]*\n(?P<code>.*?\n)[ \t]*(?P=end)[ \t\r]*$",
@@ -235,9 +235,11 @@ class Script:
             quote = written["quote"] or written["quote_first"]
             files[name] = WrittenFile(*written.span(f"code{suffix}"), bool(quote))
 
-        for printed in _PRINTED.finditer(self.text):
-            name = printed["file"].replace('"', "").removeprefix("./")
-            files[name] = WrittenFile(*printed.span("code"), bool(printed["quote"]))
+        printers = {printed["name"]: printed for printed in _PRINTED.finditer(self.text)}
+        for function, file in _PRINTS_TO.findall(self.text) if printers else ():
+            if printed := printers.get(function):
+                code = WrittenFile(*printed.span("code"), bool(printed["quote"]))
+                files[file.replace('"', "").removeprefix("./")] = code
 
         return files
 

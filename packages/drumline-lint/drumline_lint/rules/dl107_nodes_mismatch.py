@@ -25,10 +25,11 @@ _DISTRIBUTES = re.compile(
 )
 # These prepare nodes or clean them up, also as `bash -c 'mkdir -p /tmp/data && tar xf data.tar'`.
 _PREPARES = r"(?:rsync|rm|mkdir|cp|hostname|nvidia-smi|tar|unzip|ls|echo|touch|sync)\b"
+_PREPARES_IN_QUOTES = rf"{_PREPARES}[^\n;&|'\"]*"
 _HELPERS = re.compile(
-    rf"^[ \t]*srun(?:[ \t]+--?[\w-]+(?:=\S+|[ \t]+\d+)?)*[ \t]+"
-    rf"(?:{_PREPARES}[^\n]*"
-    rf"|(?:ba)?sh[ \t]+-l?c[ \t]+(?P<quote>['\"])(?:\s*{_PREPARES}[^\n;&|'\"]*(?:;|&&|\n)?)+\s*(?P=quote))",
+    rf"^[ \t]*srun(?:[ \t]+--?[\w-]+(?:=\S+|[ \t]+\d+)?)*[ \t]+(?:{_PREPARES}[^\n]*"
+    rf"|(?:ba)?sh[ \t]+-l?c[ \t]+(?P<quote>['\"])\s*{_PREPARES_IN_QUOTES}"
+    rf"(?:(?:;|&&|\n)\s*{_PREPARES_IN_QUOTES})*;?\s*(?P=quote))",
     re.MULTILINE,
 )
 # `$(srun -n1 hostname -i)` asks a node for its address.
