@@ -138,8 +138,8 @@ def _gpus_of_machine(launch: Launch) -> int | None:
         # two machines with 8 GPUs each
     """
     counts = set(_GPUS_IN_COMMENT.findall(launch.script.outermost.text))
-    said = int(counts.pop()) if len(counts) == 1 else None
-    return gpus_per_node(launch) or said
+    count_in_comment = int(counts.pop()) if len(counts) == 1 else None
+    return gpus_per_node(launch) or count_in_comment
 
 
 def _batch_sizes(launch: Launch) -> Iterator[Finding]:
