@@ -85,8 +85,11 @@ def stop_rank(folder: Path, rank: int) -> int:
 def test_a_job_whose_rank_is_stopped_is_scraped(tmp_path: Path) -> None:
     port = free_port()
     with job(tmp_path, f"{DIGITS} --log.prometheus {port}"):
-        figures = wait_for(port, lambda now: value(now, "checkpoint_step") >= 20, tmp_path)
-        assert value(figures, "step", rank=1) >= 20
+
+        def is_reached(now: Figures) -> bool:
+            return value(now, "checkpoint_step") >= 20 and value(now, "step", rank=1) >= 20
+
+        figures = wait_for(port, is_reached, tmp_path)
         assert 0 < value(figures, "loss") < 5
         assert value(figures, "samples_per_second") > 0
         assert value(figures, "rank_up", rank=1) == 1

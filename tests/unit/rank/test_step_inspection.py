@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -26,6 +27,14 @@ class Body(nn.Module):
 
     def forward(self, samples: Tensor) -> Tensor:
         return self.head(self.encoder(samples))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    """A test before these may have compiled something in this process; a compiled step is left alone."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None:
+        dynamo.counters["frames"].clear()
 
 
 def inspected(
