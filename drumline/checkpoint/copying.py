@@ -87,7 +87,7 @@ class Copy:
     """Through which tensors go from a GPU to the host."""
 
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-    """On the GPU, before and after the copy; None: it was made by the host."""
+    """On the GPU, before and after the copy; None: there is nothing to wait for."""
 
     def wait(self) -> float:
         """Wait until the copy is complete, without holding the GIL; returns its seconds on the

@@ -107,7 +107,7 @@ class Mirror:
 
         self._pruning = threading.Lock()
         self._changing = threading.Lock()
-        """Held while the two events are changed: one of them is set."""
+        """Held while both events are changed together."""
 
         self._wake = threading.Event()
         """Set when there may be something to upload."""

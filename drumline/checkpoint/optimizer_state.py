@@ -90,13 +90,15 @@ def load_optimizer_state(
 
     current = optimizer.state_dict()
     parameters = {name: parameter for group in groups for name, parameter in group.items()}
-    rest = decode_state(document["rest"], _copies(tensors, torch.device("cpu")))
 
-    state = dict(rest["state"])
+    state = {}
     for number, name in _names_by_number(current, groups).items():
         if name in document["state"]:
             copies = _copies(tensors, parameters[name].device)
             state[number] = decode_state(document["state"][name], copies)
+
+    rest = decode_state(document["rest"], _copies(tensors, torch.device("cpu")))
+    state.update(rest["state"])
 
     loaded_groups = []
     for group, saved in zip(current["param_groups"], document["groups"], strict=True):

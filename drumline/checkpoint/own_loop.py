@@ -125,6 +125,7 @@ class Checkpoint:
                 return 0
 
             progress = snapshot.documents["progress"]
+            rng = snapshot.tensors["rng"]
             _check_same_objects(progress["objects"], self._kinds)
             for name in self._objects:
                 self._restore(name, snapshot)
@@ -133,7 +134,7 @@ class Checkpoint:
             if progress["world_size"] != self._world_size and rank == 0:
                 log.warning(self._about_ranks(progress["world_size"], snapshot.documents))
 
-            restore_own_rng(snapshot.tensors["rng"], rank=rank, device=self._device)
+            restore_own_rng(rng, rank=rank, device=self._device)
             return int(progress["step"])
 
     def save(self, step: int) -> None:

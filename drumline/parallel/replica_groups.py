@@ -206,9 +206,9 @@ class DeltaSum:
         if self._result is None:
             self.advance()
             self._work.wait()
-            self._work = None
-
             self._result = self._decoded().flatten()[: self._size].clone()
+
+            self._work = None
             self._sent = self._result.new_empty(0)
             self._received = self._sent
 

@@ -90,8 +90,7 @@ class _Bucket:
         self._use(self._newest)
 
     def close_shard(self, shard: int, num_shards: int) -> None:
-        """The shard's gradients are complete: add up complete subtrees. Their memory is free
-        again."""
+        """The shard's gradients are complete: add up complete subtrees."""
         fold(self._sums, (TreeNode(shard, shard + 1), self._newest), num_shards, self._add)
 
     def send(self, nodes: list[list[TreeNode]], rank: int) -> None:

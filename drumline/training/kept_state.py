@@ -365,12 +365,14 @@ def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:
 
     def shard(name: str, part: Tensor) -> Tensor:
         """The tensor of this name, as a shard if its parameter is one."""
-        for parameter_name in (name, *name.split("/")):
-            parameter = parameters.get(parameter_name)
-            if parameter is not None and own_part(parameter).shape == part.shape:
-                return like_shard(parameter, part.to(own_part(parameter).device))
+        names = [owner for owner in (name, *name.split("/")) if owner in parameters]
+        if not names:
+            return part
 
-        return part
+        parameter = parameters[names[0]]
+        if own_part(parameter).shape != part.shape:
+            return part
+        return like_shard(parameter, part.to(own_part(parameter).device))
 
     shards: dict[str, Mapping[str, Tensor]] = {}
     for file, tensors in snapshot.tensors.items():

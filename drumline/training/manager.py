@@ -441,6 +441,7 @@ class DDPManager:
         return made
 
     def _compare_data(self, dataset: Any, kind: str) -> None:
+        """Collective: an error if ranks have different samples."""
         check_same(
             {f"the {kind} data": fingerprint(dataset)},
             host=self.host,

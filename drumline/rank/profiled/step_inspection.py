@@ -254,7 +254,7 @@ class StepInspection(TorchFunctionMode):
             call.began_s = self._now_s
 
     def _may_look(self) -> bool:
-        """Not in a CUDA graph that is captured, and not where nothing is trained."""
+        """Not in a CUDA graph that is captured, where nothing is trained, or after very many calls."""
         is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         return torch.is_grad_enabled() and not is_capturing and len(self._calls) < MOST_CALLS
 

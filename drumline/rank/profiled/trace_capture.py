@@ -392,7 +392,7 @@ class TraceCapture:
         with self._others.ours():
             UNSTOPPED.pop().stop_trace()
         self._others.resume()
-        return True
+        return not UNSTOPPED
 
     # Files
 

@@ -337,7 +337,7 @@ def _refuse_shared_gpus(cards: Mapping[int, Card]) -> None:
     first_users: dict[str, int] = {}
     for rank, card in cards.items():
         gpu = card["gpu"]
-        if gpu is None:
+        if not gpu:
             continue
 
         first_user = first_users.setdefault(gpu, rank)

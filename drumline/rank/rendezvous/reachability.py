@@ -112,17 +112,18 @@ class _ReachabilityCheck:
         topology = self.topology
         environment = self.options.environment
         networks = interfaces()
+        choose_interface = nccl_interface if self.backend == "nccl" else gloo_interface
+        chosen = choose_interface(networks, environment)
         towards = interface_towards(networks, topology.master_addr)
+        service = outcome(self._start_service, host=topology.host)
+
         fact: dict[str, Any] = {
             "host": topology.host,
             "named": environment.get(VARIABLES.get(self.backend, "")),
             "source": towards and towards.address,
             "networks": [interface.name for interface in networks],
-            "service": outcome(self._start_service, host=topology.host),
+            "service": service,
         }
-
-        choose_interface = nccl_interface if self.backend == "nccl" else gloo_interface
-        chosen = choose_interface(networks, environment)
         listener = None
 
         # An address may just be removed; the others must know of it all the same.

@@ -37,7 +37,9 @@ from drumline.runs.profile_result import HostSync, LineCost, ProfileResult, Rank
 
 MOST_NAMED_SYNCS = 3
 OF_KERNEL_SEARCH = ("unknown", "cudaDeviceSynchronize")
-"""The line and the call: torch reports none for what cuDNN does."""
+"""The line and the call: torch reports none for what cuDNN does, and for some others."""
+MANY_TRIALS = 10
+"""Calls in a step: a search has tens."""
 WITHOUT_MODES = "leave it out, or use it for some steps only"
 CAPTURED = ("forward", "backward", CLIPPING, "optimizer", "rest")
 """The phases that a graph has."""
@@ -211,12 +213,15 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
     gaps = result.parts_s["gaps"]
     capturable_s = gaps * _capturable_part(result)
     idle = gaps + result.parts_s["host_sync"]
+    searches = _kernel_searches(result)
+    if searches:
+        yield _kernel_search(result, searches)
+        idle = max(gaps, idle - _seconds(searches))
+
     # Torch itself waits for events, in DDP's own timers: nobody can change that.
     of_torch = ("unknown", "cudaEventSynchronize")
     syncs = [sync for sync in result.syncs if (sync.source, sync.call) != of_torch]
-    if search := _kernel_search(result):
-        yield search
-        return
+    syncs = [sync for sync in syncs if sync not in searches]
     waits = [sync for sync in syncs if sync.call not in ALLOCATIONS]
     # Memory that is only taken is kept, and soon there is enough.
     is_returned = any(sync.call == "cudaFree" for sync in syncs)
@@ -253,23 +258,29 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
         )
 
 
-def _kernel_search(result: ProfileResult) -> Advice | None:
-    """cuDNN tries its kernels for each new shape, and waits for the device before and behind each.
-    Steps with the shapes of those before have none of it."""
-    waits = [sync for sync in result.syncs if (sync.source, sync.call) == OF_KERNEL_SEARCH]
-    searched_s = _seconds(waits)
-    if not result.searches_kernels or searched_s < MIN_GAIN * result.step_s:
-        return None
+def _kernel_searches(result: ProfileResult) -> list[HostSync]:
+    """cuDNN tries its kernels for each new shape, and waits for the device before and behind each:
+    tens of calls, which have no line. Steps with the shapes of those before have none of it."""
+    if not result.searches_kernels:
+        return []
 
+    waits = [sync for sync in result.syncs if (sync.source, sync.call) == OF_KERNEL_SEARCH]
+    are_many = sum(sync.calls for sync in waits) >= MANY_TRIALS
+    return waits if are_many and _seconds(waits) >= MIN_GAIN * result.step_s else []
+
+
+def _kernel_search(result: ProfileResult, searches: Sequence[HostSync]) -> Advice:
+    searched_s = _seconds(searches)
     idle_s = result.parts_s["gaps"] + result.parts_s["host_sync"]
+    calls = sum(sync.calls for sync in searches)
     return Advice(
         bottleneck="kernel_search",
-        text=f"cuDNN tries its kernels {of_step(result, searched_s)}, since shapes change from step to step "
-        f"(torch.backends.cudnn.benchmark is on; {waits[0].call}, {waits[0].calls:.3g} times)",
+        text=f"cuDNN tries its kernels {of_step(result, searched_s)}, as it does for each new shape: "
+        f"torch.backends.cudnn.benchmark is on, and {calls:.3g} calls of no line of yours wait for the device",
         **by_setting(
             result,
             {"train.cudnn_benchmark": "false"},
-            script="torch.backends.cudnn.benchmark = False, or pad to a few fixed shapes",
+            script="pad to a few fixed shapes, or torch.backends.cudnn.benchmark = False",
             task="or pad to a few fixed shapes",
         ),
         cost_s=searched_s,

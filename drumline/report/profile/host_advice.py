@@ -120,9 +120,12 @@ def _python(result: ProfileResult) -> Iterator[Advice]:
 
 
 def _waited_for_device_s(result: ProfileResult, line: LineCost) -> float:
-    """As for a number of `.item()`."""
-    waited_s = sum(sync.seconds for sync in result.syncs if sync.source == line.source)
-    return min(waited_s, line.seconds)
+    """How long a step waits for the device at this line, where it does so again and again, as with an
+    `.item()` in a loop. A single wait is mostly for what other lines have launched."""
+    waits = [sync for sync in result.syncs if sync.source == line.source]
+    if sum(sync.calls for sync in waits) < LOOPED:
+        return 0.0
+    return min(sum(sync.seconds for sync in waits), line.seconds)
 
 
 def _is_same(line: LineCost, other: LineCost) -> bool:

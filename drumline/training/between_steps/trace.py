@@ -50,7 +50,6 @@ class TracedStep:
     tensors when the step is done."""
 
     def __init__(self, inner: AnyStep, context: RunContext) -> None:
-
         self._inner = inner
         self._job = context.job
         self._progress = context.progress

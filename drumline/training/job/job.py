@@ -344,6 +344,7 @@ def build_job(
 
 
 def _prepare_device(config: Config, device: torch.device, step_kind: str) -> None:
+    """The precision of its arithmetic, and the stream that this kind of step needs."""
     set_arithmetic(config.train, device)
     leave_default_stream(device, step_kind)
 

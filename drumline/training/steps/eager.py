@@ -218,7 +218,7 @@ class TrainStep:
             ) from None
 
     def _backward(self, loss: LossParts, scale: float) -> None:
-        """Add a micro-batch to the gradients; of the last one DDP reduces them meanwhile."""
+        """Add a micro-batch to the gradients; with DDP, those of the last one are reduced meanwhile."""
         self._heartbeat.mark(BACKWARD)
 
         total = self._finite.spread(loss.total * scale, loss.total)

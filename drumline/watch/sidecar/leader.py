@@ -23,7 +23,7 @@ from drumline.watch.cluster_state import (
     ScriptReport,
 )
 from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis, RaisedAlarm
-from drumline.watch.diagnosis.evidence import Evidence, has_left
+from drumline.watch.diagnosis.evidence import has_left
 from drumline.watch.diagnosis.watchdog import Watchdog, diagnose, urgent_symptoms
 from drumline.watch.script_differences import ScriptComparison
 from drumline.watch.sidecar.local_ranks import LocalRanks
@@ -163,9 +163,8 @@ class Leader:
         )
 
     def all_have_left(self) -> bool:
-        """Whether every rank is out of its loop without an error to report, as far as it is known: of
-        a node without heartbeats it never will be."""
-        return all(map(has_left, Evidence(self.cluster()).ranks))
+        """Whether every known rank is out of its loop without an error to report."""
+        return all(map(has_left, self.cluster().ranks))
 
     # What it decides
 

@@ -143,8 +143,9 @@ class LocalRanks:
             if rank.state in EXITED:
                 continue
 
-            pids = {rank.pid, *descendants(rank.pid)} - {os.getpid()}
-            send_signal(pids, signal.SIGKILL)
+            # The rank first: it must not see its workers end, and call that the cause.
+            pids = [rank.pid, *descendants(rank.pid)]
+            send_signal([pid for pid in pids if pid != os.getpid()], signal.SIGKILL)
 
 
 def start_slowdown() -> float:

@@ -270,7 +270,7 @@ class LateSamples:
 
         if reading.done() and reading is self._reading:
             self._reading = None
-            with suppress(Exception):  # then the ones before are shown
+            if reading.exception() is None:  # else the ones before are shown
                 self._newest = reading.result()
 
         return self._newest

@@ -394,19 +394,23 @@ def test_kernels_that_cudnn_tries_in_each_step_are_named_with_the_switch() -> No
         syncs=(search,),
         searches_kernels=True,
     )
-    [advice] = advise(result)
+    advice = first(result)
     assert (advice.bottleneck, advice.settings) == (
         "kernel_search",
         {"train.cudnn_benchmark": "false"},
     )
     assert advice.text == (
-        "cuDNN tries its kernels 50 ms of each 100 ms step, since shapes change from step to step "
-        "(torch.backends.cudnn.benchmark is on; cudaDeviceSynchronize, 86 times)"
+        "cuDNN tries its kernels 50 ms of each 100 ms step, as it does for each new shape: "
+        "torch.backends.cudnn.benchmark is on, and 86 calls of no line of yours wait for the device"
     )
-    assert first(as_script(result)).remedy.startswith("torch.backends.cudnn.benchmark = False")
+    assert first(as_script(result)).remedy.startswith("pad to a few fixed shapes")
     assert first(replace(result, searches_kernels=False)).bottleneck == "host_sync"
-    once = replace(result, syncs=(replace(search, seconds=0.002, calls=1.0),))
-    assert first(once).bottleneck == "launches", "the shapes are known by now"
+    once = replace(result, syncs=(replace(search, calls=1.0),))
+    assert first(once).bottleneck == "host_sync", "a synchronize of another library's"
+
+    item = HostSync(source="train.py:7", call="cudaStreamSynchronize", seconds=0.03, calls=24.0)
+    beside = replace(result, syncs=(replace(search, seconds=0.01), item))
+    assert [advice.bottleneck for advice in advise(beside)][:2] == ["host_sync", "kernel_search"]
 
 
 def test_gaps_without_syncs_are_captured_in_a_graph() -> None:

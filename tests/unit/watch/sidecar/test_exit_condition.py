@@ -18,7 +18,7 @@ import pytest
 from drumline.watch.cluster_state import RankState
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
-from drumline.watch.sidecar.leader import FIRST_CONNECTION_S, FRESH_S, Leader
+from drumline.watch.sidecar.leader import FIRST_CONNECTION_S, Leader
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.main import LINGER_S, Sidecar
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
@@ -89,32 +89,6 @@ def test_ranks_that_the_user_interrupts_need_no_report(
     sidecar.ranks.state = replace(sidecar.ranks.state, ranks=(rank,))
     (tmp_path / "sidecar.pid").write_text(str(os.getpid()))
     assert sidecar.is_over(1.0) is at_once
-
-
-@pytest.mark.parametrize(
-    ("phase", "at_once"), [(Phase.LEFT, True), (Phase.FAILED, False), (Phase.FORWARD, False)]
-)
-def test_ranks_of_a_node_that_sends_no_heartbeats_are_not_waited_for(
-    tmp_path: Path, phase: Phase, at_once: bool
-) -> None:
-    """They may train or not: their last state says nothing."""
-    peers = [Peer(1, "node-b", "10.0.0.1", 4001)]
-    network = SidecarNetwork(
-        me=0, peers=peers, secret=b"", on_message=lambda node, message: None, listener=None
-    )
-    options = options_of(tmp_path)
-    local_ranks = LocalRanks(options)
-    leader = Leader(options, local_ranks, network, SidecarReporter(options), lambda *_: None)
-    here = RankState(rank=0, host="node-a", pid=1, phase=phase)
-    there = RankState(rank=1, host="node-b", pid=1, phase=Phase.FORWARD)
-    local_ranks.state = replace(local_ranks.state, ranks=(here,))
-    leader.receive_heartbeat(
-        1, {"state": asdict(replace(local_ranks.state, node=1, host="node-b", ranks=(there,)))}
-    )
-    network._heard_at[1] = time.monotonic()
-    assert not leader.all_have_left()
-    network._heard_at[1] -= 2 * FRESH_S
-    assert leader.all_have_left() is at_once
 
 
 def test_a_sidecar_whose_place_is_taken_or_gone_leaves_at_once(tmp_path: Path) -> None:
