@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, pairwise
 from typing import Any
@@ -464,16 +464,17 @@ class OuterSync:
 def make_sync(settings: DistConfig, model: nn.Module, groups: ReplicaGroups) -> OuterSync:
     """The rounds that the settings ask for, of the model on its device: `local:H` takes the mean of
     the weights, `diloco:H` a step of the outer optimizer."""
+    # With `local` there is no outer optimizer, and the step along the mean change is a whole one.
+    rates = {"local": (1.0, 0.0), "diloco": (settings.outer_lr, settings.outer_momentum)}
+    lr, momentum = rates[settings.sync.partition(":")[0]]
     plan = SyncPlan(
         every=sync_interval(settings.sync) or 1,
         parts=settings.sync_parts,
         overlap=settings.sync_overlap,
+        lr=lr,
+        momentum=momentum,
         wire=settings.outer_dtype,
     )
-
-    # With `local` there is no outer optimizer, and the step along the mean change is a whole one.
-    if settings.sync.startswith("diloco"):
-        plan = replace(plan, lr=settings.outer_lr, momentum=settings.outer_momentum)
 
     return OuterSync(model, plan, groups, sends_buffers=settings.broadcast_buffers)
 

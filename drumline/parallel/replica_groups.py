@@ -91,8 +91,8 @@ def encode(rows: Tensor, wire: Wire) -> Tensor:
         fp32: 4 bytes a value    bf16: 2 bytes a value    int8: 1 + 4 / 256 bytes a value
     """
     if wire != "int8":
-        sent = rows if wire == "fp32" else rows.to(torch.bfloat16)
-        return sent.contiguous().view(torch.uint8)
+        sent_dtypes = {"fp32": rows.dtype, "bf16": torch.bfloat16}
+        return rows.to(sent_dtypes[wire]).contiguous().view(torch.uint8)
 
     blocks = rows.float().view(len(rows), -1, BLOCK)
     scales = blocks.abs().amax(2, keepdim=True) / _LEVELS

@@ -162,6 +162,7 @@ def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO)
         return JsonDisplay(stream)
     if mode == "plain" or (mode == "auto" and not stream.isatty()):
         return PlainDisplay(stream)
+    assert mode in ("live", "auto"), mode
 
     # the plain display does not need rich
     from drumline.metrics.live import LiveDisplay

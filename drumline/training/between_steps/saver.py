@@ -171,7 +171,8 @@ class Saver(Periodic):
     def _skips(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
         """Collective: whether the previous save is still being written, and this one is not the
         best so far, as rank 0 sees it."""
-        if must_save or self._settings.when_busy == "wait":
+        may_skip = {"wait": False, "skip": True}[self._settings.when_busy]
+        if must_save or not may_skip:
             return False
 
         skips = False

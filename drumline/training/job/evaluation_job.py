@@ -204,7 +204,7 @@ def set_arithmetic(train: TrainConfig, device: torch.device) -> None:
         return
 
     if train.tf32 != "auto":
-        is_allowed = train.tf32 == "on"
+        is_allowed = {"on": True, "off": False}[train.tf32]
         torch.backends.cuda.matmul.allow_tf32 = is_allowed
         torch.backends.cudnn.allow_tf32 = is_allowed
 
@@ -218,8 +218,8 @@ def make_autocast(
     if precision == "fp32":
         return nullcontext()
 
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
-    return torch.autocast(device.type, dtype=dtype)
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return torch.autocast(device.type, dtype=dtypes[precision])
 
 
 def is_channels_last(train: TrainConfig, model: nn.Module, device: torch.device) -> bool:
@@ -228,7 +228,7 @@ def is_channels_last(train: TrainConfig, model: nn.Module, device: torch.device)
     if train.memory_format == "auto":
         return device.type == "cuda" and gains_from_channels_last(model)
 
-    return train.memory_format == "channels_last"
+    return {"contiguous": False, "channels_last": True}[train.memory_format]
 
 
 NEEDED = ("update", "compute", "reset", "metric_state", "merge_state")

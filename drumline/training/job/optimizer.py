@@ -491,7 +491,8 @@ class FiniteSteps:
         self._kept_buffers: list[Tensor] | None = None
         self._kept_sums: Tensor | None = None
 
-        decides = on_nan != "warn" and scaler is None
+        leaves_out = {"stop": True, "skip": True, "warn": False}[on_nan]
+        decides = leaves_out and scaler is None
         self._is_sharded = is_sharded
         self._agrees = decides and is_sharded
         parameters = [p for group in optimizer.param_groups for p in group["params"]]

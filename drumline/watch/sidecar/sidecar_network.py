@@ -144,7 +144,8 @@ class SidecarNetwork:
             return
 
         self._unsendable.add(kinds)
-        what = f"a report of rank {message['rank']}" if "rank" in message else "a message"
+        rank = message.get("rank")
+        what = "a message" if rank is None else f"a report of rank {rank}"
         log.warning(f"{what} to node {node} was not sent: {error.what}")
 
     def send_to_all(self, message: dict[str, Any]) -> None:
