@@ -132,7 +132,8 @@ def why_not_run(program: Program, source: Source, finding: Finding) -> str | Non
     """
     place = finding.place
     not_run = [*unused_lines(program, source), *lines_of_one_process(program, source)]
-    is_unused = place.path == str(source.path) and any(place.line in lines for lines in not_run)
+    is_here = place.path == str(source.path)
+    is_unused = is_here and any(place.line in lines for lines in not_run)
     if source.is_test or is_unused:
         return ""
 
@@ -140,7 +141,7 @@ def why_not_run(program: Program, source: Source, finding: Finding) -> str | Non
         names = [file.path.name for file in programs_not_shown(program, source)]
         return f"no launch shown here starts {' or '.join(sorted(set(names))[:_MOST_NAMES])}"
 
-    if place.cell is None and is_line_left_out(program, source, place.line):
+    if is_here and place.cell is None and is_line_left_out(program, source, place.line):
         has_runs = bool(shown_runs(program, source))
         return f"{'no launch shown here' if has_runs else 'no default'} leads to this line"
 

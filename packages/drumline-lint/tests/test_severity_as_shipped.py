@@ -3,9 +3,19 @@ shipped is a note."""
 
 from __future__ import annotations
 
+import ast
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from drumline_lint.findings import Severity
+from drumline_lint.flow.option_values import UNKNOWN, of_yaml
+from drumline_lint.levels import why_not_run
+from drumline_lint.linter import launches_by_file
+from drumline_lint.program.program import Program
+from drumline_lint.reading.shell import Script
+from drumline_lint.reading.source import Source
 from reading_cases import findings_in
 
 TRAINING = (
@@ -349,3 +359,151 @@ def test_a_tracker_that_every_launch_turns_off(words: str, severity: Severity) -
     script = f"torchrun --nproc_per_node=4 train.py {words}\n"
     findings = findings_in((("train.py", training), ("run.sh", script)))
     assert [each.severity for each in findings if each.rule == "DL023"] == [severity]
+
+
+LONG = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("before", "condition", "words"),
+    [
+        ("", "args.limit > 3", f"--limit {LONG}"),
+        ("limit = int(args.norm)", "limit > 3", "--norm 1e999"),
+    ],
+)
+def test_a_number_that_is_too_large(before: str, condition: str, words: str) -> None:
+    before = f"parser.add_argument('--limit', type=int, default=0)\n{before}"
+    assert severity_in_runs(condition, before, words) is Severity.WARNING
+
+
+def test_a_number_of_yaml_that_is_too_large() -> None:
+    assert of_yaml(LONG) is UNKNOWN
+
+
+def test_a_finding_in_another_file_is_not_at_that_line_of_this_file() -> None:
+    training = TRAINING.replace("DECLARED", FLAG).replace("CONDITION", "args.keep_last")
+    (finding,) = (
+        each
+        for each in findings_in((("train.py", training), ("run.sh", SCRIPT)))
+        if each.rule == "DL014"
+    )
+    source = Source(Path("train.py"), training, ast.parse(training))
+    program = Program([source])
+    program.launches = launches_by_file([Script(Path("run.sh"), SCRIPT)], {})
+    assert why_not_run(program, source, finding) == "no launch shown here leads to this line"
+
+    elsewhere = replace(finding, place=replace(finding.place, path="other.py"))
+    assert why_not_run(program, source, elsewhere) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "severity"),
+    [
+        ("ddp", Severity.WARNING),
+        ('"ddp"', Severity.WARNING),
+        ("'ddp' # of torch", Severity.WARNING),
+        ('"fsdp"', Severity.NOTE),
+        ('"d\\x64p"', Severity.WARNING),
+        ('"${oc.env:KIND}"', Severity.WARNING),
+        ("{{ kind }}", Severity.WARNING),
+        ("run-{{ kind }}", Severity.WARNING),
+        ("&kind ddp", Severity.WARNING),
+        ("*kind", Severity.WARNING),
+        ("!!str ddp", Severity.WARNING),
+        ("|", Severity.WARNING),
+        (">-", Severity.WARNING),
+    ],
+)
+def test_a_text_of_settings(written: str, severity: Severity) -> None:
+    settings = ("train.yaml", f"strategy: {written}\n")
+    assert severity_of("", "cfg.strategy == 'ddp'", SCRIPT, settings) is severity
+
+
+def test_a_list_of_settings() -> None:
+    settings = ("train.yaml", "kinds: [ddp, fsdp]\n")
+    assert severity_of("", "cfg.kinds == ['ddp']", SCRIPT, settings) is Severity.WARNING
+
+
+@pytest.mark.parametrize("written", ["''", '""'])
+def test_an_empty_text_of_settings(written: str) -> None:
+    settings = ("train.yaml", f"keep_last: {written}\n")
+    assert severity_of("", "cfg.keep_last", SCRIPT, settings) is Severity.NOTE
+    assert severity_of("", "cfg.keep_last == ''", SCRIPT, settings) is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    "script", ["python -m pip install -r requirements.txt\n", "python setup.py install\n"]
+)
+def test_a_launch_of_something_else_shows_no_options(script: str) -> None:
+    setup = ("setup.py", "from setuptools import setup\nsetup(name='training')\n")
+    assert severity_of(FLAG, "args.keep_last", script, setup) is Severity.WARNING
+
+
+BOTH = "action=argparse.BooleanOptionalAction"
+CHOOSES = "if [ $1 = half ]; then\n  EXTRA=--fp16\nelse\n  EXTRA=--norm=1\nfi\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "severity"),
+    [
+        ("$EXTRA", Severity.WARNING),
+        ("--quiet $EXTRA", Severity.WARNING),
+        ('--mode "$EXTRA"', Severity.NOTE),
+        ("--quiet $@", Severity.NOTE),
+    ],
+)
+def test_a_variable_after_a_flag_may_hold_others(words: str, severity: Severity) -> None:
+    training = OPTIONS.replace(
+        "BEFORE", "parser.add_argument('--quiet', action='store_true')"
+    ).replace("CONDITION", "args.fp16")
+    script = f"{CHOOSES}torchrun --nproc_per_node=4 train.py {words}\n"
+    findings = findings_in((("train.py", training), ("run.sh", script)))
+    assert [each.severity for each in findings if each.rule == "DL042"] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("declared", "condition", "words", "severity"),
+    [
+        ("type=str2bool, default='false'", "args.each", "", Severity.NOTE),
+        ("type=str2bool, default='true'", "not args.each", "", Severity.NOTE),
+        ("type=str2bool, default='false'", "not args.each", "", Severity.WARNING),
+        ("type=bool, default='false'", "not args.each", "", Severity.NOTE),
+        ("type=int, default='0'", "args.each", "", Severity.NOTE),
+        ("type=int, default='0'", "args.each == 0", "", Severity.WARNING),
+        ("type=read, default='off'", "args.each == 'on'", "", Severity.WARNING),
+        ("type=read, default=None", "args.each", "", Severity.NOTE),
+        ("type=read", "args.each == 'on'", "--each off", Severity.WARNING),
+        ("type=lambda word: not word", "args.each", "--each 0", Severity.WARNING),
+        ("type=str2bool", "args.each", "--each 0", Severity.NOTE),
+        ("type=int", "args.each > 3", "--each 2", Severity.NOTE),
+        ("type=int, nargs='+'", "args.each == [1, 2]", "--each 1 2", Severity.WARNING),
+        ("nargs='?', const='on'", "args.each == 'on'", "--each", Severity.WARNING),
+        ("action='store_const', const=0", "not args.each", "--each", Severity.WARNING),
+        ("action='append'", "args.each == ['on']", "--each on", Severity.WARNING),
+        ("action='count', default=0", "args.each > 1", "--each --each", Severity.WARNING),
+        (f"{BOTH}, default=True", "not args.each", "--no-each", Severity.WARNING),
+        (f"{BOTH}, default=True", "not args.each", "", Severity.NOTE),
+        (f"{BOTH}, default=False", "not args.each", "--each", Severity.WARNING),
+    ],
+)
+def test_what_a_parser_makes_of_words(
+    declared: str, condition: str, words: str, severity: Severity
+) -> None:
+    before = f"parser.add_argument('--each', {declared})"
+    assert severity_in_runs(condition, before, words) is severity
+
+
+@pytest.mark.parametrize(
+    ("words", "severity"), [("--each", Severity.WARNING), ("--no-each", Severity.NOTE)]
+)
+def test_two_flags_of_an_option(words: str, severity: Severity) -> None:
+    before = (
+        "parser.add_argument('--each', action='store_true')\n"
+        "parser.add_argument('--no-each', dest='each', action='store_false')"
+    )
+    assert severity_in_runs("args.each", before, words) is severity
+
+
+def test_flags_that_a_variable_holds() -> None:
+    before = "parser.add_argument(*FLAGS, dest='each', action='store_true')"
+    assert severity_in_runs("args.each", before, "--each") is Severity.WARNING

@@ -211,7 +211,7 @@ def _mapped(outcome: Outcome, function: Callable[[object], object]) -> Outcome:
             return UNKNOWN
         try:
             return function(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return UNKNOWN
 
     return Outcome(tuple(map(changed, outcome.values)), outcome.is_of_options)

@@ -29,8 +29,18 @@ _OF_LAUNCHERS = ("local_rank", "rank", "world_size", "node_rank")
 _WORDS_OF_YAML = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _WORDS_OF_FLAGS = {"y": True, "t": True, "n": False, "f": False}
 """What a function of a parser may read as true or false: `type=str2bool`."""
+_READS_BOOL = re.compile(
+    r"_*(str(ing)?_?(2|to)_?bool(ean)?|(to|as|parse)_?bool(ean)?|boolean|bool(ean)?_(arg|flag|str|string|type))",
+    re.IGNORECASE,
+)
+"""The names of such functions."""
 _SETTING = re.compile(r"^[ \t]*['\"]?([\w-]+)['\"]?:[ \t]*([^#\n]*)", re.MULTILINE)
-_NOTHING_IN_YAML = ("null", "none", "~", "''", '""')
+_NOTHING_IN_YAML = ("null", "none", "~")
+_QUOTED_IN_YAML = re.compile(r"'[^']*'|\"[^\"\\]*\"")
+_NOT_PLAIN_IN_YAML = re.compile(r"['\"\[{&*!|>]|.*(\$\{|\{\{)")
+"""What is not one value, or is made of others: a list, an anchor, text of several lines, `${name}`."""
+_LONGEST_VALUE = 1000
+"""Of longer ones, nothing is known; `int` raises an error for numbers of more than 4,300 digits."""
 _INTEGER = re.compile(r"[-+]?\d+")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _NOT_KNOWN = re.compile(r"[$`]|<\w[^<>]*>|\{\{")
@@ -85,10 +95,9 @@ def option_values(
     if name in _OF_LAUNCHERS:
         return [UNKNOWN]
 
-    if run is not None:
-        words = _flags_of(program, source, name) & run.options.keys()
-        if words:
-            return [_converted(program, source, name, run.options[word]) for word in sorted(words)]
+    values = _values_of_run(program, source, name, run) if run is not None else []
+    if values:
+        return values
 
     values = _values_by_default(program, source, name, run)
     if not values:
@@ -100,9 +109,10 @@ def option_values(
 
 
 def _shows_values(program: Program, source: Source, name: str) -> bool:
-    """Whether the repository shows what its options are: by any launch, a YAML file that has this
-    one, or a command line in the code."""
-    if program.launches or name in _settings(program):
+    """Whether the repository shows what its options are: by a launch of the program, a YAML file
+    that has this one, or a command line in the code."""
+    is_launched = any(map(program.starts_of, connected(program, source)))
+    if is_launched or name in _settings(program):
         return True
 
     return _has_fixed_arguments(program, source)
@@ -129,17 +139,27 @@ def _values_by_default(
 # What a launch gives.
 
 
-def _flags_of(program: Program, source: Source, name: str) -> set[str]:
-    """The option's own name, and those of its flags.
+def _values_of_run(program: Program, source: Source, name: str, run: ShownRun) -> list[object]:
+    """What the words of a run give an option; nothing if they do not have it."""
+    declarations = _declarations(program, source, name)
+    values: list[object] = []
 
-    `g` and `gpus` of `add_argument("-g", "--gpus", dest="num_gpus")`.
-    """
-    flags = set[str]()
-    for call in _declarations(program, source, name):
-        words = [word for word in call.args if isinstance(word, ast.Constant)]
-        flags.update(_as_attribute(str(word.value)) for word in words)
+    for call in declarations:
+        words = (_flags_of(call) or {name}) & run.options.keys()
+        values += [_converted(call, run.options[word]) for word in sorted(words)]
 
-    return flags or {name}
+    if not declarations and name in run.options:
+        written = run.options[name]
+        return [True if written is None else _of_word(written)]
+
+    is_negated = f"no_{name}" in run.options  # as `BooleanOptionalAction` allows
+    return values or ([UNKNOWN] if is_negated else [])
+
+
+def _flags_of(call: ast.Call) -> set[str]:
+    """`g` and `gpus` of `add_argument("-g", "--gpus", dest="num_gpus")`."""
+    words = [word for word in call.args if isinstance(word, ast.Constant)]
+    return {_as_attribute(str(word.value)) for word in words}
 
 
 def _as_attribute(flag: str) -> str:
@@ -147,30 +167,49 @@ def _as_attribute(flag: str) -> str:
     return flag.lstrip("-").replace("-", "_")
 
 
-def _converted(program: Program, source: Source, name: str, written: str | None) -> object:
+def _of_word(written: str) -> object:
+    """The value of a word of a command line, for an option that no parser declares."""
+    return UNKNOWN if _NOT_KNOWN.search(written) else of_yaml(written)
+
+
+def _converted(call: ast.Call, written: str | None) -> object:
     """The value that a word of a command line has in the program; None for a bare flag.
 
     `3` of `--epochs 3`, but `"3"` where `epochs` is declared without a type.
     """
-    declarations = _declarations(program, source, name)
+    action = argument(call, None, "action")
+    kind = getattr(action, "value", None)
+    if kind in ("store_true", "store_false"):
+        return kind == "store_true"
 
-    if written is None:
-        actions = [argument(call, None, "action") for call in declarations]
-        return not any(getattr(action, "value", "") == "store_false" for action in actions)
-    if _NOT_KNOWN.search(written):
+    is_stored = action is None or kind == "store"
+    is_simple = (
+        is_stored and not argument(call, None, "nargs") and not argument(call, None, "const")
+    )
+    if written is None or not is_simple or _NOT_KNOWN.search(written):
         return UNKNOWN
+    return _typed(call, written)
 
-    kinds = [argument(call, None, "type") for call in declarations]
-    kind = last_name(kinds[0]) if kinds and kinds[0] is not None else ""
-    if kind == "bool":
-        return bool(written)  # also of "False"
-    if kind == "str" or (declarations and kinds[0] is None):
-        return written
 
-    value = of_yaml(written)
-    if kind and isinstance(value, str):
-        return _WORDS_OF_FLAGS.get(written.lower(), value)
-    return value
+def _typed(call: ast.Call, text: str) -> object:
+    """What a parser makes of a word or of a default that is a text: 3 of `"3"` for `type=int`."""
+    kind = argument(call, None, "type")
+    name = last_name(kind) if kind is not None else "str"
+    if name == "str":
+        return text
+    if name == "bool":
+        return bool(text)  # also of "False"
+
+    if _READS_BOOL.fullmatch(name):
+        value = _WORDS_OF_FLAGS.get(text.lower(), of_yaml(text))
+        return bool(value) if value in (True, False) else UNKNOWN
+
+    if name not in ("int", "float"):
+        return UNKNOWN
+    try:
+        return int(text) if name == "int" else float(text)
+    except ValueError:
+        return UNKNOWN
 
 
 def _is_given(program: Program, source: Source, name: str, run: ShownRun | None) -> bool:
@@ -181,7 +220,7 @@ def _is_given(program: Program, source: Source, name: str, run: ShownRun | None)
         return True
 
     words = "[-_]".join(map(re.escape, name.split("_")))
-    flag = rf"--{words}(?![\w-])"
+    flag = rf"--(?:no[-_])?{words}(?![\w-])"
     if _is_flag_used(program, files, re.compile(flag)):
         return True
 
@@ -259,7 +298,8 @@ def _of_parsers(program: Program, source: Source, name: str) -> Iterator[object]
         elif argument(call, None, "required") is not None or argument(call, None, "nargs"):
             yield UNKNOWN
         else:
-            yield _constant(program, default) if default is not None else None
+            value = _constant(program, default) if default is not None else None
+            yield _typed(call, value) if isinstance(value, str) else value
 
 
 def _declarations(program: Program, source: Source, name: str) -> list[ast.Call]:
@@ -347,12 +387,19 @@ def _settings_of(program: Program, path: Path) -> dict[str, list[object]]:
 
 
 def of_yaml(written: str) -> object:
-    """The value of a word in YAML: `False` of `off`, `3` of `3`, None of `null`."""
+    """The value of a word in YAML: `False` of `off`, `3` of `3`, None of `null`; of `"off"`, the text."""
     lowered = written.lower()
     if lowered in _NOTHING_IN_YAML:
         return None
-    if not written:  # of the lines below it
+    if not written or len(written) > _LONGEST_VALUE:  # empty: of the lines below it
         return UNKNOWN
+
+    quoted = _QUOTED_IN_YAML.fullmatch(written)
+    text = written[1:-1] if quoted else written
+    if _NOT_PLAIN_IN_YAML.match(text):
+        return UNKNOWN
+    if quoted:
+        return text
 
     if _INTEGER.fullmatch(written):
         return int(written)

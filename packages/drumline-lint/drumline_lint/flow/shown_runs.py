@@ -13,6 +13,7 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.reading.launchers import Launch
 from drumline_lint.reading.mentions import is_mentioned
+from drumline_lint.reading.shell_parser import Word
 from drumline_lint.reading.source import Source
 
 _TRAINS = re.compile(r"\.backward\(|\.fit\(|Trainer\(")
@@ -80,18 +81,25 @@ def _read(launch: Launch) -> ShownRun:
         text = launch.script.substituted(word.text)
         flag = _FLAG.fullmatch(text)
         setting = _KEY.fullmatch(text)
+        may_be_more = text.startswith("$") and text not in _PASSED_ON
 
         if flag:
             last = flag[1].replace("-", "_")
             options[last] = flag[2]
         elif last and options[last] is None:
             options[last] = text
+            is_open = is_open or (may_be_more and not _is_quoted(launch, word))
         elif setting:
             options[setting[1]] = setting[2]
-        elif text.startswith("$") and text not in _PASSED_ON:
+        elif may_be_more:
             is_open = True
 
     return ShownRun(launch, options, is_open)
+
+
+def _is_quoted(launch: Launch, word: Word) -> bool:
+    """`"$NAME"`, which is one word, whatever the variable holds."""
+    return launch.script.text[word.start : word.start + 1] == '"'
 
 
 def is_shown(program: Program, source: Source) -> bool:
