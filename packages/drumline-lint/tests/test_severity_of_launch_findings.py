@@ -8,6 +8,24 @@ from drumline_lint.findings import Severity
 from reading_cases import findings_in
 
 SEVERITIES = {
+    "the total of one machine, by a comment": (
+        "DL114",
+        "# two machines with 8 GPUs each\n"
+        "accelerate launch --num_machines 2 --num_processes 8 --machine_rank $1 train.py\n",
+        Severity.WARNING,
+    ),
+    "the total of one machine, by a comment on a test": (
+        "DL114",
+        "# tested on 8 GPUs per node\n"
+        "accelerate launch --num_machines 2 --num_processes 8 --machine_rank $1 train.py\n",
+        Severity.NOTE,
+    ),
+    "the total of one machine, by a comment on another run": (
+        "DL114",
+        "# the original used 8 GPUs per node\n"
+        "accelerate launch --num_machines 2 --num_processes 8 --machine_rank $1 train.py\n",
+        Severity.NOTE,
+    ),
     "a variable in a line that sbatch reads": (
         "DL110",
         "#!/bin/bash\n#SBATCH --output=/logs/$TEAM/%j.out\nsrun python train.py\n",

@@ -4,7 +4,7 @@ with the options that they give."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,9 @@ _TRAINS = re.compile(r"\.backward\(|\.fit\(|Trainer\(")
 _OTHER_WORK = re.compile(
     r"eval|test|infer|predict|demo|sampl|generat|export|convert|plot|prepro|prepare|download|visual"
 )
-_STARTED_IN_TEXT = r"(?:python|torchrun|launch|deepspeed|srun)[^\n]*(?:\\\n[^\n]*)*?\b{}\.py\b"
-"""`torchrun --nproc_per_node=8 train.py`, in the documentation of a program itself."""
+_LAUNCHER = re.compile(r"python|torchrun|launch|deepspeed|srun")
+_LINE_END = re.compile(r"(?<!\\)\n")
+"""Of a logical line: `torchrun \\` is continued on the next one."""
 _KEY = re.compile(r"\+*(?:[\w.]+\.)?(\w+)=(.*)", re.DOTALL)
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _PASSED_ON = ("$@", "$*", "${@}", "${@:1}", "${@:2}")
@@ -54,17 +55,20 @@ def shown_runs(program: Program, source: Source) -> list[ShownRun]:
     """The launches of all programs that run a file."""
     runs: dict[object, ShownRun] = {}
 
-    for file in connected(program, source):
-        launches = program.starts_of(file)
-        if not launches or source not in with_imported(program, [file]):
-            continue
-
-        for launch in launches:
-            run = _read(launch)
-            options = tuple(run.options.items())
-            runs.setdefault((options, run.is_open, tuple(run.settings)), run)
+    for launch in shown_launches(program, source):
+        run = _read(launch)
+        options = tuple(run.options.items())
+        runs.setdefault((options, run.is_open, tuple(run.settings)), run)
 
     return list(runs.values())
+
+
+def shown_launches(program: Program, source: Source) -> Iterator[Launch]:
+    """The launches of all programs that run a file, also those that give the same options."""
+    for file in connected(program, source):
+        launches = program.starts_of(file)
+        if launches and source in with_imported(program, [file]):
+            yield from launches
 
 
 def _read(launch: Launch) -> ShownRun:
@@ -143,8 +147,21 @@ def _is_named(program: Program, source: Source) -> bool:
     if source.is_notebook or is_mentioned(source.path, program.mentioned):
         return True
 
-    pattern = _STARTED_IN_TEXT.format(re.escape(source.path.stem))
-    return re.search(pattern, source.text) is not None
+    return _is_started_in_text(source.path.stem, source.text)
+
+
+def _is_started_in_text(stem: str, text: str) -> bool:
+    """`torchrun --nproc_per_node=8 train.py`, in the documentation of a program itself."""
+    if f"{stem}.py" not in text:
+        return False
+
+    program = re.compile(rf"\b{re.escape(stem)}\.py\b")
+    for line in _LINE_END.split(text):
+        launcher = _LAUNCHER.search(line)
+        if launcher and program.search(line, launcher.end()):
+            return True
+
+    return False
 
 
 def _is_program(program: Program, source: Source) -> bool:

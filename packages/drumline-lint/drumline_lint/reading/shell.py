@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -52,17 +52,15 @@ _LIST = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})|\"?\$\{([A-Za-z_]\w
 # `cat > run.sh <<'END'`, and the same with the file last.
 _WRITTEN = re.compile(
     r"(?:>|\btee)[ \t]*(?P<file>[^\s<>|&;]+)[ \t]*<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[ \t]*\n"
-    r"(?P<code>.*?\n)[ \t]*(?P=end)[ \t\r]*$"
     r"|<<-?[ \t]*(?P<quote_first>['\"]?)(?P<end_first>\w+)(?P=quote_first)[ \t]*>[ \t]*(?P<file_last>\S+)[ \t]*\n"
-    r"(?P<code_last>.*?\n)[ \t]*(?P=end_first)[ \t\r]*$",
-    re.DOTALL | re.MULTILINE,
 )
 # `start() { cat <<'END' ... END }`, and `start > run.sh`.
 _PRINTED = re.compile(
     r"^[ \t]*(?:function[ \t]+)?(?P<name>\w+)[ \t]*\(\)\s*\{\s*cat[ \t]*<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)"
-    r"(?P=quote)[ \t]*\n(?P<code>.*?\n)[ \t]*(?P=end)[ \t\r]*$",
-    re.DOTALL | re.MULTILINE,
+    r"(?P=quote)[ \t]*\n",
+    re.MULTILINE,
 )
+_WORD_ALONE = re.compile(r"^[ \t]*(\w+)[ \t\r]*$", re.MULTILINE)
 _PRINTS_TO = re.compile(r"^[ \t]*(\w+)[ \t]*>[ \t]*(\S+)", re.MULTILINE)
 # Behind a command, what it gets as its input: `ssh gpu1 bash -s <<'END'`.
 _INPUT = re.compile(
@@ -229,17 +227,15 @@ class Script:
         if "<<" not in self.text:
             return files
 
-        for written in _WRITTEN.finditer(self.text):
-            suffix = "" if written["file"] else "_last"
-            name = written[f"file{suffix}"].replace('"', "").removeprefix("./")
-            quote = written["quote"] or written["quote_first"]
-            files[name] = WrittenFile(*written.span(f"code{suffix}"), bool(quote))
+        for written, file in _here_documents(self.text, _WRITTEN):
+            name = written["file"] or written["file_last"]
+            files[name.replace('"', "").removeprefix("./")] = file
 
-        printers = {printed["name"]: printed for printed in _PRINTED.finditer(self.text)}
-        for function, file in _PRINTS_TO.findall(self.text) if printers else ():
-            if printed := printers.get(function):
-                code = WrittenFile(*printed.span("code"), bool(printed["quote"]))
-                files[file.replace('"', "").removeprefix("./")] = code
+        printed = _here_documents(self.text, _PRINTED)
+        printers = {function["name"]: file for function, file in printed}
+        for function, name in _PRINTS_TO.findall(self.text) if printers else ():
+            if function in printers:
+                files[name.replace('"', "").removeprefix("./")] = printers[function]
 
         return files
 
@@ -485,6 +481,28 @@ def read_readme(path: Path, text: str) -> Script:
 def line_starts(text: str) -> Sequence[int]:
     """Where the lines of a text begin."""
     return [0, *(line_end.end() for line_end in re.finditer(r"\r\n|\n|\r", text))]
+
+
+def _here_documents(
+    text: str, opening: re.Pattern[str]
+) -> Iterator[tuple[re.Match[str], WrittenFile]]:
+    """What follows each opening, up to the line with its word alone: in time linear in the text,
+    also where none is closed."""
+    closings: dict[str, list[int]] = {}
+    for line in _WORD_ALONE.finditer(text):
+        closings.setdefault(line[1], []).append(line.start())
+
+    closed = 0
+    for opened in opening.finditer(text):
+        words = opened.groupdict()
+        ends = closings.get(words["end"] or words["end_first"], [])
+        number = bisect_left(ends, opened.end())
+        if opened.start() < closed or number == len(ends):
+            continue
+
+        closed = ends[number]
+        quote = words["quote"] or words.get("quote_first")
+        yield opened, WrittenFile(opened.end(), closed, bool(quote))
 
 
 def _exports(command: Command) -> bool:

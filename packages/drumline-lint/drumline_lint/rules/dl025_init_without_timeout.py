@@ -24,8 +24,14 @@ from drumline_lint.reading.source import Source
 
 RULE = rule("DL025")
 # They go through a whole dataset.
+# `takes up to 24 hours` and `All files; about three hours`, and not `files from the last 24 hours`.
+_QUANTITY = (
+    r"(?:an?|at|least|most|few|some|many|several|about|around|roughly|up|to|or|more|less|than|over|"
+    r"one|two|three|four|five|six|seven|eight|nine|ten|twelve|half|[~\d][\d.,-]*)"
+)
 _HOURS = re.compile(
-    r"\b(?:takes?|needs?|about|around|roughly|up to|several)\b[^.;]*\bhours?\b(?! of\b)",
+    r"(?:\b(?:takes?|needs?)|(?:\A|(?<=\n\n)|[.;:(] ?)(?:about|around|roughly|up to|several))"
+    rf"(?: {_QUANTITY}){{0,6}} hours?\b(?! of\b)",
     re.IGNORECASE,
 )
 _LONG = ("map", "save_to_disk", "snapshot_download", "extractall", "download_and_prepare")

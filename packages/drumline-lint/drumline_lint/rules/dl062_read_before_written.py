@@ -17,7 +17,7 @@ from drumline_lint.flow.distributed import is_of_ranks
 from drumline_lint.flow.guards import is_single_process
 from drumline_lint.flow.loops import loop_around
 from drumline_lint.flow.option_values import option_of
-from drumline_lint.flow.shown_runs import ShownRun, shown_runs
+from drumline_lint.flow.shown_runs import ShownRun, shown_launches, shown_runs
 from drumline_lint.program.calls import argument
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
@@ -38,6 +38,7 @@ _WAITING = re.compile(r"barrier|wait|sync|broadcast|gather|reduce|backward")
 
 # What fills a folder, and classes that read one.
 _FILLING = re.compile(r"extract|unpack|untar|unzip|copy|download|rsync|urlretrieve")
+_COPYING = re.compile(r"copy|rsync")
 _MADE = re.compile(r"^[A-Z]\w*(?:Data|Set|Folder|Files)|(?:[Dd]ataset|[Ff]older)s?$")
 _OF_NODE = re.compile(r"/(?:tmp|dev/shm|lscratch|local[-_]?(?:scratch|ssd|disk|nvme)?)(?:/|$)")
 _OF_ENVIRONMENT = re.compile(r"SLURM_TMPDIR|gettempdir\(\)")
@@ -164,8 +165,8 @@ def _read_too_early(program: Program, source: Source, branch: ast.If) -> Iterato
 
 
 def _on_one_node(program: Program, source: Source, branch: ast.If) -> Iterator[Finding]:
-    """Data that rank 0 of all ranks puts on the disk of its node, where a script starts several
-    nodes, whose ranks all read it.
+    """Data that rank 0 of all ranks puts on the disk of its node, where all launches start
+    several nodes, whose ranks all read it.
 
     For `srun torchrun --nnodes=4 train.py --scratch /local_scratch/$SLURM_JOB_ID`:
 
@@ -180,10 +181,13 @@ def _on_one_node(program: Program, source: Source, branch: ast.If) -> Iterator[F
     if not is_for_first or branch.orelse or not filling:
         return
 
-    runs = [run for run in shown_runs(program, source) if _is_on_several_nodes(run.launch)]
+    if not all(map(_is_on_several_nodes, shown_launches(program, source))):
+        return
+
+    runs = shown_runs(program, source)
     read = _texts_read_after(program, branch) if runs else set()
     for call in filling:
-        arguments = [part for part in _arguments(call) if ast.unparse(part) in read]
+        arguments = [part for part in _destinations(call) if ast.unparse(part) in read]
         if any(_is_of_node(program, part, runs) for part in arguments):
             message = (
                 f"only rank 0 of all nodes comes to {source.code(call.func)}, and each node has a disk "
@@ -206,6 +210,13 @@ def _fills_folder(program: Program, call: ast.Call) -> bool:
     function = program.function_of(call)
     inner = [] if function is None else nodes_in(function, ast.Call)
     return any(_FILLING.search(called_name(part).lower()) for part in (call, *inner))
+
+
+def _destinations(call: ast.Call) -> list[ast.expr]:
+    """The arguments that may be the folder that it fills: of `shutil.copytree(source, folder)` only
+    the second."""
+    destination = argument(call, 1, "dst") if _COPYING.search(called_name(call).lower()) else None
+    return _arguments(call) if destination is None else [destination]
 
 
 def _arguments(call: ast.Call) -> list[ast.expr]:

@@ -30,8 +30,12 @@ _BATCH_SIZE = re.compile(
 )
 _GPUS_IN_COMMENT = re.compile(
     r"^[ \t]*#(?!SBATCH)[^\n]*?\b(\d{1,2})[ -](?:\w+ )?GPUs?"
-    r" (?:each|(?:per|(?:on|in) (?:each|every|a)) (?:node|machine|host|instance|server))\b",
+    r" (?:each|(?:per|(?:on|in) (?:each|every|a)) (?:node|machine|host|instance|server))\b[^\n]*",
     re.MULTILINE | re.IGNORECASE,
+)
+# `# tested on 8 GPUs per node` says nothing of the machines of this launch.
+_OF_ANOTHER_RUN = re.compile(
+    r"\b(?:tested|original(?:ly)?|paper|authors?|reported|was|were)\b", re.IGNORECASE
 )
 _COUNTS = ("nproc-per-node", "num-processes", "num-gpus")
 _MULTIPLY = "multiply it by the number of machines"
@@ -104,14 +108,15 @@ def _total_of_one_machine(script: Script, launch: Launch) -> Finding | None:
 
     value = launch.value("num-processes") or ""
     is_less = value.isdigit() and int(value) < machines
-    is_of_one = "PER_" in total.value.variable or value == str(_gpus_of_machine(launch))
-    if not is_less and not is_of_one:
+    is_certain = is_less or "PER_" in total.value.variable
+    if not is_certain and value != str(_gpus_of_machine(launch)):
         return None
 
     message = (
         f"--num_processes is the total of {machines} machines, and {total.value.text} that of one"
     )
-    return RULE.at(script, total.word, message, fix=_MULTIPLY, severity=Severity.WARNING)
+    severity = Severity.WARNING if is_certain else _severity_by_comment(launch)
+    return RULE.at(script, total.word, message, fix=_MULTIPLY, severity=severity)
 
 
 def _configured_total(launch: Launch, machines: int) -> Finding | None:
@@ -127,7 +132,8 @@ def _configured_total(launch: Launch, machines: int) -> Finding | None:
         return None
 
     message = f"num_processes is the total of {machines} machines, and each has {total.text} GPUs"
-    return RULE.at(launch.config, total, message, fix=_MULTIPLY, severity=Severity.WARNING)
+    severity = _severity_by_comment(launch)
+    return RULE.at(launch.config, total, message, fix=_MULTIPLY, severity=severity)
 
 
 def _gpus_of_machine(launch: Launch) -> int | None:
@@ -137,9 +143,25 @@ def _gpus_of_machine(launch: Launch) -> int | None:
 
         # two machines with 8 GPUs each
     """
-    counts = set(_GPUS_IN_COMMENT.findall(launch.script.outermost.text))
+    counts = {comment[1] for comment in _comments_on_gpus(launch)}
     count_in_comment = int(counts.pop()) if len(counts) == 1 else None
     return gpus_per_node(launch) or count_in_comment
+
+
+def _severity_by_comment(launch: Launch) -> Severity:
+    """A note where only a comment says how many GPUs a machine has, and that of another run.
+
+    For example:
+
+        # the original used 8 GPUs per node
+    """
+    comments = [comment[0] for comment in _comments_on_gpus(launch)]
+    is_of_other = all(map(_OF_ANOTHER_RUN.search, comments))
+    return Severity.NOTE if is_of_other and not gpus_per_node(launch) else Severity.WARNING
+
+
+def _comments_on_gpus(launch: Launch) -> Iterator[re.Match[str]]:
+    return _GPUS_IN_COMMENT.finditer(launch.script.outermost.text)
 
 
 def _batch_sizes(launch: Launch) -> Iterator[Finding]:
