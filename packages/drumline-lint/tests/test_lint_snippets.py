@@ -4,7 +4,8 @@ They were written by authors who did not know the rules. Of A, B and C, half was
 frozen at a1ca236f; all of K until they were at 47b16a15, all of N and O until they were at a592f503, all of P and R
 until they were at ed9c9e16, all of S and T until they were at 684e995c, all of U and V until they were at
 f4c624e6, all of W and X until they were at 652180a7, all of Y and Z until they were at 7664cce3, all of D until
-they were at 0f2746e8, and all of E and F until they were at d70219f1. What has been read shows that nothing gets lost, not how the linter does on other code.
+they were at 0f2746e8, and all of E and F until they were at d70219f1. What has been read shows
+that nothing gets lost, not how the linter does on other code.
 """
 
 from __future__ import annotations
