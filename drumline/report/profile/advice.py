@@ -229,7 +229,8 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
     syncs = _allocations(syncs) if returns_most else waits
     blocked = _seconds(syncs)
     gained = min(idle, blocked)
-    can_capture = result.settings.get("dist.mode", "ddp") == "ddp"  # no sharded model
+    # No sharded model, and no shapes that change from step to step.
+    can_capture = result.settings.get("dist.mode", "ddp") == "ddp" and not searches
 
     if gained > max(MIN_GAIN * step_s, idle / 4):
         yield Advice(

@@ -408,6 +408,9 @@ def test_kernels_that_cudnn_tries_in_each_step_are_named_with_the_switch() -> No
     once = replace(result, syncs=(replace(search, calls=1.0),))
     assert first(once).bottleneck == "host_sync", "a synchronize of another library's"
 
+    others = [advice.bottleneck for advice in advise(result)]
+    assert "launches" not in others, "a captured step has fixed shapes"
+
     item = HostSync(source="train.py:7", call="cudaStreamSynchronize", seconds=0.03, calls=24.0)
     beside = replace(result, syncs=(replace(search, seconds=0.01), item))
     assert [advice.bottleneck for advice in advise(beside)][:2] == ["host_sync", "kernel_search"]
